@@ -7,7 +7,7 @@ export PYTHON ?= python3
 PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick lint coverage bench kernels image package clean setup packages demo-packages
+.PHONY: demo test quick lint coverage bench kernels image package docs clean setup packages demo-packages
 
 demo: demo-packages $(PROGRAM)
 	@$(VENV)/bin/python -m pointsman demo
@@ -33,10 +33,17 @@ bench: setup
 	@$(VENV)/bin/python -m bench all
 
 image: setup
+	@scripts/packages image
 	@$(VENV)/bin/python -m scripts.release.image
 
 package: setup
 	@$(VENV)/bin/python -m scripts.release.package
+
+docs: $(PROGRAM)
+	@echo "==> site generator into $(VENV)"
+	@scripts/venv $(VENV) docs
+	@$(VENV)/bin/mkdocs build --strict --quiet
+	@echo "the site is in build/site: open build/site/index.html, or run $(VENV)/bin/mkdocs serve"
 
 setup: packages $(STAMP)
 

@@ -4,10 +4,12 @@
     python -m bench process --help     options of one
     python -m bench process --save     keep the results in bench/results
     python -m bench all                run those of `make bench`, keep their results and update the documents
+    python -m bench compare A B        what changed beyond noise between two commits
+    python -m bench keep RELEASE       add the main figures of bench/results to bench/history
     python -m bench report [--check]   show the kept results in the documents
 
 Everything runs in network namespaces of its own. With KUBE_PROXY_BINARY set, kube-proxy runs beside Pointsman where a benchmark
-can do that; with KUBE_APISERVER_BINARY set, `fleet` uses that API server.
+can do that; with KUBE_APISERVER_BINARY (and ETCD_BINARY) set, `process`, `compare`, `fleet` and `slo` use that API server.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "ipvs": Benchmark("ipvs"),
     "process": Benchmark("process", ("--rounds", "3")),
     "process-large": Benchmark("process", ("--large",)),
+    "sizing": Benchmark("process", ("--sizing",)),
+    "compare": Benchmark("compare", in_all=False),
+    "latency": Benchmark("latency"),
     "start": Benchmark("start"),
     "conntrack": Benchmark("conntrack"),
     "beside": Benchmark("beside"),
@@ -51,6 +56,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "balancing": Benchmark("balancing"),
     "commands": Benchmark("commands"),
     "fleet": Benchmark("fleet"),
+    "simulate": Benchmark("simulate", in_all=False),
+    "slo": Benchmark("slo", in_all=False),
     "hostile": Benchmark("hostile", in_all=False),
     "reliability": Benchmark("reliability.parts", in_all=False),
 }
@@ -100,13 +107,17 @@ def main(argv: Sequence[str]) -> int:
                 print(f"{name:16} {summary} {' '.join(benchmark.arguments)}".rstrip())
         case ["all"]:
             run_all()
+        case ["keep", release]:
+            from bench import releases, report
+
+            print(releases.keep(release, report.load()))
         case ["report", *flags] if set(flags) <= {"--check"}:
             return update_documents(check=bool(flags))
         case [name, *arguments] if name in BENCHMARKS:
             run_benchmark(name, arguments)
         case _:
             print(
-                f"unknown benchmark: {argv[0]}; choose from {', '.join(BENCHMARKS)}, all, report",
+                f"unknown benchmark: {argv[0]}; choose from {', '.join(BENCHMARKS)}, all, keep, report",
                 file=sys.stderr,
             )
             return 2

@@ -1,6 +1,6 @@
 """Effects of schedulers, with real packets: shares, clients moved, slow start, a new replica that catches up.
 
-No figure is a time, so a busy machine does no harm. bench.pictures draws the results.
+No figure is a time, so a busy machine does no harm. bench.charts draws the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.slots import assign_slots, compute_table_size
 from pointsman.model.tracker import PortState
-from pointsman.sync.open_connections import count_open_connections
+from pointsman.node.share_adjuster import count_open_connections
 
 FAMILY = Family.IPV4
 PACKETS = 4000

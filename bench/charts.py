@@ -1,15 +1,17 @@
-"""The main comparisons as charts: docs/charts/*.svg, drawn by bench.report from bench/results."""
+"""The main comparisons and the pictures of docs/balancing.md as charts, drawn by bench.report from bench/results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bench.apiserver import STREAMED
 from bench.measured import RANGE
-from bench.svg import Bar, Bars, Curves, Point, Series, svg
+from bench.svg import Bar, Bars, Curves, Point, Series, render_svg
 
 PACKET_COLOURS = ("grey", "blue", "orange", "green", "red")
 WHERE = {"pod": "from a pod to a cluster address", "outside": "from outside to a node port"}
+PICTURE_COLOURS = ("grey", "orange", "blue")
 COLOURS = {"pointsman": "blue", "kube-proxy": "orange", "direct": "grey"}
 
 Rows = Sequence[Mapping[str, Any]]
@@ -45,29 +47,89 @@ OF_THE_FLEET = {
 }
 
 
-def charts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and text of every chart whose results exist."""
+class Line(NamedTuple):
+    """One curve: a column of the results, and what the legend calls it."""
+
+    column: str
+    label: str
+    dots: bool = False
+
+
+class Picture(NamedTuple):
+    """A chart of some columns of one table of results."""
+
+    part: str
+    title: str
+    x: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+
+
+PICTURES = {
+    "balancing-moved.svg": Picture(
+        "clients_moved_by_the_loss_of_one_endpoint",
+        "Clients that meet another endpoint when one goes",
+        "endpoints",
+        "endpoints before",
+        "% of clients",
+        (
+            Line("by_plain_remainder_percent", "plain modulo, calculated"),
+            Line("least_possible_percent", "clients of the lost endpoint", dots=True),
+            Line("moved_percent", "source-hash, measured", dots=True),
+        ),
+    ),
+    "balancing-slow-start.svg": Picture(
+        "slow_start_of_30_seconds",
+        "Connections of a new endpoint beside a warm one",
+        "second",
+        "seconds since it became ready",
+        "% of connections",
+        (Line("wanted_percent", "wanted"), Line("measured_percent", "measured", dots=True)),
+    ),
+    "balancing-fresh-replica.svg": Picture(
+        "connections_of_a_fresh_replica",
+        "Long-lived connections of a replica that joins two busy ones",
+        "reading",
+        "readings since it joined (one every five seconds)",
+        "connections",
+        (
+            Line("average", "average of all three"),
+            Line("with_random", "random, measured", dots=True),
+            Line("with_least_connections", "least-connections, measured", dots=True),
+        ),
+    ),
+}
+
+
+def draw_charts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the path below docs and the text of every chart whose results exist."""
     for name, asked in OF_THE_PROCESS.items():
-        yield name, svg(by_services(results["process"], asked))
+        yield f"charts/{name}", render_svg(chart_services(results["process"]["whole_process"], asked))
     for start in ("pod", "outside"):
-        yield f"connect-from-{start}.svg", svg(of_packets(results["packets"]["packets"], start))
+        yield (
+            f"charts/connect-from-{start}.svg",
+            render_svg(chart_packets(results["packets"]["packets"], start)),
+        )
     for name, (part, column, title, unit) in OF_THE_FLEET.items():
         if "fleet" in results:
-            yield name, svg(of_fleet(results["fleet"][part], column, title, unit))
+            yield f"charts/{name}", render_svg(chart_fleet(results["fleet"][part], column, title, unit))
+    for name, picture in PICTURES.items():
+        yield name, render_svg(chart_balancing(picture, results["balancing"][picture.part]))
 
 
-def by_services(rows: Rows, asked: Comparison) -> Curves:
-    """A curve for each program that was measured."""
+def chart_services(rows: Rows, asked: Comparison) -> Curves:
+    """A curve for each program that was measured, with streamed lists where there were others as well."""
     found: dict[str, list[Point]] = {}
     for row in rows:
-        if row["services"] and row.get(asked.column):
+        if row["services"] and row.get(asked.column) and row.get("lists", STREAMED) == STREAMED:
             low, high = row.get(asked.column + RANGE, (None, None))
             found.setdefault(row["program"], []).append(Point(row["services"], row[asked.column], low, high))
     series = (Series(program, COLOURS[program], tuple(sorted(points))) for program, points in found.items())
     return Curves(asked.title, "Services", asked.unit, tuple(series), logarithmic=True)
 
 
-def of_packets(rows: Rows, start: str) -> Curves:
+def chart_packets(rows: Rows, start: str) -> Curves:
     """The time of a connect by the number of Services, a curve for each program and mode."""
     found: dict[tuple[str, str], list[Point]] = {}
     for row in rows:
@@ -82,11 +144,26 @@ def of_packets(rows: Rows, start: str) -> Curves:
     return Curves(title, "Services", "µs", tuple(series), logarithmic=True)
 
 
-def of_fleet(rows: Rows, column: str, title: str, unit: str) -> Bars:
-    """A bar for each program and format; rows of a cluster without Services are not the ones to compare."""
+def chart_fleet(rows: Rows, column: str, title: str, unit: str) -> Bars:
+    """A bar for each program and protocol; rows of a cluster without Services are not the ones to compare."""
     bars = (
-        Bar(f"{row['program']}, {row['format']}", COLOURS[row["program"]], row[column])
+        Bar(f"{row['program']}, {row['protocol']}", COLOURS[row["program"]], row[column])
         for row in rows
         if row.get("services") != 0
     )
     return Bars(title, unit, tuple(bars))
+
+
+def chart_balancing(picture: Picture, rows: Rows) -> Curves:
+    across = [float(row[picture.x]) for row in rows]
+    series = (
+        Series(
+            line.label,
+            colour,
+            tuple(Point(x, float(row[line.column])) for x, row in zip(across, rows, strict=True)),
+            dots=line.dots,
+        )
+        for line, colour in zip(picture.lines, PICTURE_COLOURS, strict=False)
+    )
+    ticks = across if len(across) < 8 else across[::5]
+    return Curves(picture.title, picture.x_label, picture.y_label, tuple(series), x_ticks=tuple(ticks))

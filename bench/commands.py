@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -21,7 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.objects import service_json, slice_json
+from bench.measured import print_row, read_children_cpu
+from bench.network import build_node
+from bench.objects import encode_service, encode_slice
+from bench.proxies import run_process, wait_for
 
 from pointsman.cli.control_client import NoProxy, ask
 from pointsman.lab.netns import Namespace
@@ -29,40 +32,27 @@ from pointsman.report.status import StatusReport
 
 ENDPOINTS = 10
 PROGRAM = Path(sys.executable).with_name("pointsman")
-NODE = (
-    b'{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}, '
-    b'"status": {"addresses": [{"type": "InternalIP", "address": "192.168.1.10"}]}}'
-)
 
 
 def write_manifests(directory: Path, services: int) -> Path:
     """A file with that many Services."""
-    items = [NODE]
+    items = [json.dumps(build_node(1)).encode()]
     for index in range(services):
-        items += [service_json(index), slice_json(index, ENDPOINTS)]
+        items += [encode_service(index), encode_slice(index, ENDPOINTS)]
     path = directory / "objects.json"
     path.write_bytes(b'{"kind": "List", "apiVersion": "v1", "items": [' + b",".join(items) + b"]}")
     return path
 
 
 @contextlib.contextmanager
-def proxy(namespace: Namespace, manifests: Path, directory: Path) -> Iterator[Path]:
+def run_proxy(namespace: Namespace, manifests: Path, directory: Path) -> Iterator[Path]:
     """Serving them; the path of its control socket."""
     control = directory / "state" / "control.sock"
     flags = ("--hostname-override=n1", "--conntrack-max-per-core=0", "--cluster-cidr=10.128.0.0/9")
-    command = (PROGRAM, "run", f"--manifests={manifests}", f"--state-dir={control.parent}", *flags)
-    with namespace.entered(), (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        until = time.monotonic() + 120
-        while not _synced(control):
-            if time.monotonic() > until or process.poll() is not None:
-                raise SystemExit((directory / "log").read_text())
-            time.sleep(0.2)
+    command = (str(PROGRAM), "run", f"--manifests={manifests}", f"--state-dir={control.parent}", *flags)
+    with namespace.entered(), run_process(command, directory / "log"):
+        wait_for(lambda: _synced(control), 120, "the first sync", pause=0.2)
         yield control
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _synced(control: Path) -> bool:
@@ -73,7 +63,7 @@ def _synced(control: Path) -> bool:
     return any(family.service_ports and not family.pending for family in status.families)
 
 
-def commands(control: Path, manifests: Path) -> dict[str, list[str]]:
+def list_commands(control: Path, manifests: Path) -> dict[str, list[str]]:
     """What is measured, by how it is shown."""
     live, pointsman = ["--control-socket", str(control)], str(PROGRAM)
     found = {
@@ -97,11 +87,9 @@ def commands(control: Path, manifests: Path) -> dict[str, list[str]]:
 
 def time_command(command: Sequence[str]) -> tuple[float, float]:
     """Return wall and processor time of a new process, in milliseconds."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, began = read_children_cpu(), time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall * 1000, cpu * 1000
+    return (time.perf_counter() - began) * 1000, (read_children_cpu() - before) * 1000
 
 
 def measure(measured: Mapping[str, Sequence[str]], runs: int, *, cpu_only: bool) -> list[dict[str, Any]]:
@@ -127,12 +115,10 @@ def run(options: argparse.Namespace) -> Any:
         directory = Path(place)
         namespace.run(["ip", "link", "set", "lo", "up"])
         manifests = write_manifests(directory, options.services)
-        with proxy(namespace, manifests, directory) as control:
-            rows = measure(commands(control, manifests), options.runs, cpu_only=options.cpu)
+        with run_proxy(namespace, manifests, directory) as control:
+            rows = measure(list_commands(control, manifests), options.runs, cpu_only=options.cpu)
     for row in rows:
-        print(
-            "  ".join(f"{row['command']:26}" if key == "command" else f"{key} {row[key]:8.1f}" for key in row)
-        )
+        print_row(row)
     note = (
         f"medians of {options.runs} fresh processes each, in turns, with {options.services:,} Services of "
         f"{ENDPOINTS} endpoints; load average {os.getloadavg()[0]:.1f}"

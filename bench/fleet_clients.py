@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.apiserver import TOKEN
+from bench.apiserver import Server
+from bench.network import Network
+from bench.proxies import Program, Proxy, render_config
 
 from pointsman.lab.netns import Namespace
 
+HTTP1, HTTP2 = "HTTP/1.1", "HTTP/2"
 WORKERS = 2
-KUBE_PROXY_METRICS = 20000
 
 
 class Fleet(Protocol):
     """Some proxies that are started together."""
 
     program: str
-    format: str
+    protocol: str
     size: int
 
     def start(self) -> None: ...
@@ -36,10 +35,11 @@ class Fleet(Protocol):
 class OurClients:
     program = "pointsman"
 
-    def __init__(self, url: str, form: str, size: int, nodes: Namespace, work: Path) -> None:
-        self.format, self.size = form, size
+    def __init__(self, url: str, protocol: str, size: int, nodes: Namespace, work: Path) -> None:
+        self.protocol, self.size = protocol, size
         shares = [size // WORKERS + (number < size % WORKERS) for number in range(WORKERS)]
-        command = [sys.executable, "-m", "bench.fleet_worker", "--server", url, "--format", form, "--clients"]
+        command = [sys.executable, "-m", "bench.fleet_worker", "--server", url, "--clients"]
+        environment = {**os.environ, "DISABLE_HTTP2": "1" if protocol == HTTP1 else ""}
         with nodes.entered(), (work / "clients.log").open("ab") as log:
             self._workers = [
                 subprocess.Popen(
@@ -48,6 +48,7 @@ class OurClients:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
+                    env=environment,
                 )
                 for share in shares
                 if share
@@ -87,70 +88,29 @@ class OurClients:
 class KubeProxies:
     """Whole processes that rarely sync: only what they ask of the server is wanted."""
 
-    program, format = "kube-proxy", "protobuf"
+    program, protocol = "kube-proxy", HTTP2
 
-    def __init__(self, url: str, size: int, nodes: Namespace, work: Path) -> None:
-        self.size, self._nodes = size, nodes
-        server: dict[str, Any] = {"server": url}
-        if url.startswith("https"):
-            server["insecure-skip-tls-verify"] = True
-        (work / "kubeconfig").write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [{"name": "c", "cluster": server}],
-                    "users": [{"name": "u", "user": {"token": TOKEN}}],
-                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "x",
-                }
-            )
-        )
-        self._work = work
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, server: Server, size: int, network: Network, work: Path) -> None:
+        self.size = size
+        (work / "kubeconfig").write_text(server.render_kubeconfig())
+        program = Program(self.program, (os.environ["KUBE_PROXY_BINARY"],))
+        text = render_config(work / "kubeconfig", minSyncPeriod="60s")
+        self._proxies = [
+            Proxy(program, network.add_node(number), work / f"kube-proxy-{number}", text, os.environ)
+            for number in range(2, size + 2)
+        ]
 
     def start(self) -> None:
-        for number in range(self.size):
-            config = self._work / f"kube-proxy-{number}.json"
-            config.write_text(json.dumps(self._config(number)))
-            with (self._work / f"kube-proxy-{number}.log").open("wb") as log:
-                command = [os.environ["KUBE_PROXY_BINARY"], "--config", str(config)]
-                with self._nodes.entered():
-                    self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-
-    def _config(self, number: int) -> dict[str, Any]:
-        return {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
-            "hostnameOverride": "n1",
-            "clusterCIDR": "10.128.0.0/9",
-            "healthzBindAddress": "",
-            "metricsBindAddress": f"127.0.0.1:{KUBE_PROXY_METRICS + number}",
-            "conntrack": {"maxPerCore": 0},
-            "clientConnection": {"kubeconfig": str(self._work / "kubeconfig")},
-            "nftables": {"minSyncPeriod": "60s", "syncPeriod": "1h"},
-        }
+        for proxy in self._proxies:
+            proxy.start()
 
     def synced(self) -> bool:
         """Each has synced once, which it does when its lists are complete."""
-        pattern = re.compile(r'last_timestamp_seconds\{ip_family="IPv4"\} [1-9]')
-        return all(pattern.search(self._metrics(number)) for number in range(self.size))
-
-    def _metrics(self, number: int) -> str:
-        url = f"http://127.0.0.1:{KUBE_PROXY_METRICS + number}/metrics"
-        with (
-            self._nodes.entered(),
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(url, timeout=5) as answer,
-        ):
-            return str(answer.read().decode())
-        return ""
+        return all(proxy.synced_at() for proxy in self._proxies)
 
     def reports(self) -> list[dict[str, Any]]:
         return []
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for proxy in self._proxies:
+            proxy.stop()

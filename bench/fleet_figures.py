@@ -19,15 +19,16 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """The server at one moment: bytes it has sent to proxies, processor seconds, memory."""
+    """The server at one moment: bytes it has sent to proxies, processor seconds, memory, descriptors."""
 
     at: float
     sent: int
     cpu: float
     rss_mib: float
+    descriptors: int = 0
 
 
-def per_proxy(before: Reading, after: Reading, cpu: float, shares: int) -> dict[str, float]:
+def compute_per_proxy(before: Reading, after: Reading, cpu: float, shares: int) -> dict[str, float]:
     """What one share (a proxy, or an event to a proxy) is sent, and its part of the processor seconds."""
     return {
         "sent_kb": (after.sent - before.sent) / 1000 / shares,
@@ -35,7 +36,7 @@ def per_proxy(before: Reading, after: Reading, cpu: float, shares: int) -> dict[
     }
 
 
-def returns(stopped: float, answers: Iterable[Sequence[float]]) -> dict[str, float]:
+def compute_returns(stopped: float, answers: Iterable[Sequence[float]]) -> dict[str, float]:
     """How long after the first proxy to have an answer again the middle and the last one had theirs.
 
     A proxy without an answer counts as gone for ever.
@@ -44,7 +45,7 @@ def returns(stopped: float, answers: Iterable[Sequence[float]]) -> dict[str, flo
     return {"half_back_s": first[len(first) // 2] - first[0], "all_back_s": first[-1] - first[0]}
 
 
-def busiest_second(times: Iterable[float]) -> int:
+def find_busiest_second(times: Iterable[float]) -> int:
     """The most of them within any one second: what back-off and jitter are there to keep low."""
     ordered, first, most = sorted(times), 0, 0
     for last, at in enumerate(ordered):
@@ -54,22 +55,22 @@ def busiest_second(times: Iterable[float]) -> int:
     return most
 
 
-def on_paper(
+def project_rows(
     lists: Sequence[Row], watches: Sequence[Row], nodes: Sequence[int] = NODES
 ) -> Iterator[dict[str, Any]]:
-    """The measured shares times the nodes. docs/scale.md says what is assumed."""
+    """The measured shares times the nodes. docs/evidence/scale.md says what is assumed."""
     for count in nodes:
         for watch in watches:
             empty, full = sorted(
                 (row for row in lists if _same(row, watch)), key=lambda row: int(row["services"])
             )
             per_server = count / API_SERVERS
-            cpu = grown(empty, full, "server_cpu_ms")
+            cpu = scale_share(empty, full, "server_cpu_ms")
             yield {
                 "nodes": count,
                 "program": watch["program"],
-                "format": watch["format"],
-                "all_lists_gb": grown(empty, full, "sent_kb") * count / 1e6,
+                "protocol": watch["protocol"],
+                "all_lists_gb": scale_share(empty, full, "sent_kb") * count / 1e6,
                 "all_lists_cpu_s": cpu * count / 1000,
                 "cores_while_all_start": cpu * per_server / 1000 / START_SECONDS,
                 "watch_per_second_mb": watch["sent_kb"] * EVENTS_PER_SECOND * per_server / 1000,
@@ -77,11 +78,11 @@ def on_paper(
             }
 
 
-def grown(empty: Row, full: Row, column: str) -> float:
+def scale_share(empty: Row, full: Row, column: str) -> float:
     """A share at the size on paper: what any proxy costs, and the rest in proportion to the endpoints."""
     scale = SERVICES * ENDPOINTS / (full["services"] * full["endpoints"])
     return float(empty[column] + max(0.0, full[column] - empty[column]) * scale)
 
 
 def _same(one: Row, other: Row) -> bool:
-    return all(one[name] == other[name] for name in ("program", "format"))
+    return all(one[name] == other[name] for name in ("program", "protocol"))

@@ -17,11 +17,8 @@ from bench.apiserver import TOKEN
 from pointsman.kube.access import Access
 from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import RequestListener
-from pointsman.kube.formats import JSON, PREFER_PROTOBUF
 from pointsman.model.objects import EndpointSlice, Upsert
 from pointsman.source.api import ApiSource
-
-FORMATS = {"json": JSON, "protobuf": PREFER_PROTOBUF}
 
 
 class Requests(RequestListener):
@@ -39,11 +36,11 @@ class Requests(RequestListener):
 class Client:
     """One node's worth of questions."""
 
-    def __init__(self, url: str, accept: str) -> None:
+    def __init__(self, url: str) -> None:
         self.requests = Requests()
         access = Access(url, "bench", insecure_skip_tls_verify=url.startswith("https"), token=TOKEN)
         self._client = ApiClient(access, listener=self.requests)
-        self._source = ApiSource(self._client, node_name="n1", accept=accept)
+        self._source = ApiSource(self._client, node_name="n1")
         self.slices = 0
 
     async def run(self) -> None:
@@ -79,10 +76,9 @@ async def work(clients: list[Client]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True)
-    parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument("--clients", type=int, required=True)
     options = parser.parse_args()
-    clients = [Client(options.server, FORMATS[options.format]) for _ in range(options.clients)]
+    clients = [Client(options.server) for _ in range(options.clients)]
     asyncio.run(work(clients))
 
 

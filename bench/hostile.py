@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import shlex
 import signal
@@ -27,9 +26,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from bench.apiserver import render_kubeconfig
 from bench.hostile_objects import SCENARIOS, KubeDict, Scenario
 from bench.measured import print_row
-from bench.process import CONFIG, KUBECONFIG, as_shipped, cpu_seconds, memory_mib
+from bench.proxies import (
+    FLAGS,
+    Program,
+    compile_modules,
+    list_programs,
+    read_cpu_seconds,
+    read_memory_mib,
+    render_config,
+)
 from tests.harness.kube_objects import endpoint_slice, node_object, service
 from tests.harness.node import HEALTH_PORT, NODE_IP, LabNode
 
@@ -137,16 +145,16 @@ def _run_proxy(command: Sequence[str], mode: str) -> Iterator[tuple[LabNode, Api
     node = LabNode()
     with tempfile.TemporaryDirectory() as text:
         work = Path(text)
-        (work / "kubeconfig").write_text(KUBECONFIG.format(port=PORT))
-        (work / "config.yaml").write_text(CONFIG.format(mode=mode, kubeconfig=work / "kubeconfig"))
+        (work / "kubeconfig").write_text(render_kubeconfig(f"http://127.0.0.1:{PORT}"))
+        (work / "config.json").write_text(render_config(work / "kubeconfig", mode, minSyncPeriod="10ms"))
         first = [node_object(), *(item for n in range(BASE_SERVICES) for item in _small_service(n))]
         api = ApiProcess(node.namespace, work, first)
         process = ProxyProcess(node.cluster, work)
         try:
             with node.backend():
                 arguments = [part.format(work=work) for part in command]
-                environment = as_shipped(work / "compiled") | {VARIABLE: str(MIN_CALLBACK_MS)}
-                process.start_command([*arguments, f"--config={work / 'config.yaml'}"], environment)
+                environment = compile_modules(work / "compiled") | {VARIABLE: str(MIN_CALLBACK_MS)}
+                process.start_command([*arguments, f"--config={work / 'config.json'}"], environment)
                 if _wait_served(node.namespace, 0, 60) >= 60:
                     raise SystemExit(f"the proxy serves nothing\n{process.log_end()}")
                 yield node, api, process
@@ -160,7 +168,7 @@ def measure(command: Sequence[str], scenario: Scenario, mode: str) -> dict[str, 
     """Run one scenario against a proxy of its own."""
     with _run_proxy(command, mode) as (node, api, process):
         time.sleep(2)
-        before = cpu_seconds(process.pid)
+        before = read_cpu_seconds(process.pid)
         with LiveProbe(node.namespace) as live:
             longest = _follow(node, api, scenario)
         if not process.alive:
@@ -168,8 +176,8 @@ def measure(command: Sequence[str], scenario: Scenario, mode: str) -> dict[str, 
         return {
             "delay_s": longest,
             "no_answer_s": live.longest_gap,
-            "cpu_s": cpu_seconds(process.pid) - before,
-            "peak_mib": memory_mib(process.pid, "VmHWM"),
+            "cpu_s": read_cpu_seconds(process.pid) - before,
+            "peak_mib": read_memory_mib(process.pid, "VmHWM"),
             **_find_longest_callback(process.log_text),
         }
 
@@ -195,15 +203,11 @@ def _follow(node: LabNode, api: ApiProcess, scenario: Scenario) -> float:
     return longest
 
 
-def programs(before: str) -> dict[str, list[str]]:
-    """Commands without their configuration; {work} stands for a directory of their own."""
-    own = ["run", "--control-socket=", "--state-dir={work}/state"]
-    found = {"pointsman": [sys.executable, "-m", "pointsman", *own]}
-    if before:
-        found["pointsman before"] = [*shlex.split(before), *own]
-    if os.environ.get("KUBE_PROXY_BINARY"):
-        found["kube-proxy"] = [os.environ["KUBE_PROXY_BINARY"]]
-    return found
+def choose_programs(before: str) -> list[Program]:
+    """Those of every benchmark, and the command of an earlier release."""
+    if not before:
+        return list_programs()
+    return [*list_programs(), Program("pointsman before", (*shlex.split(before), *FLAGS))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,11 +223,11 @@ def run(options: argparse.Namespace) -> Any:
         rows = json.loads(options.json.read_text())
     for name in options.only or SCENARIOS:
         scenario = SCENARIOS[name]
-        for program, command in programs(options.before).items():
-            if options.programs and program not in options.programs:
+        for program in choose_programs(options.before):
+            if options.programs and program.name not in options.programs:
                 continue
-            key = {"objects": scenario.title, "program": program}
-            row = {**key, **measure(command, scenario, options.mode)}
+            key = {"objects": scenario.title, "program": program.name}
+            row = {**key, **measure(program.command, scenario, options.mode)}
             rows = [one for one in rows if not key.items() <= one.items()] + [row]
             print_row(row)
     titles = [scenario.title for scenario in SCENARIOS.values()]

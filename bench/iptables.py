@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.kube_proxy_iptables import measure_kube_proxy
-from bench.objects import service_json, slice_json
+from bench.kube_proxy import measure_iptables
+from bench.measured import read_children_cpu
+from bench.objects import encode_service, encode_slice
 
+from pointsman.backends.contract import Backend
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.netfilter.runners import nft_ruleset
 from pointsman.kernel.command import CommandResult, SystemCommands
@@ -72,7 +73,7 @@ class TimedCommands:
             self.count += 1
 
 
-class Measured:
+class MeasuredProxy:
     """One proxy over a made-up cluster; every sync yields total seconds and our own."""
 
     def __init__(self, services: int, endpoints: int, variant: str) -> None:
@@ -80,17 +81,20 @@ class Measured:
         self.commands = TimedCommands()
         self.tracker = Tracker(Family.IPV4, "node-0")
         self.variant = variant
-        self.reconciler = Reconciler(self.new_backend())
+        self.reconciler = Reconciler(self.build_backend())
         for index in range(services):
-            self.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
-            self.replace_slice(index, 0)
+            self.add(index)
 
-    def new_backend(self) -> IptablesBackend:
+    def add(self, index: int) -> None:
+        self.tracker.upsert_service(msgspec.json.decode(encode_service(index), type=Service))
+        self.replace_slice(index, 0)
+
+    def build_backend(self) -> Backend:
         runner = Iptables(Family.IPV4, self.commands, variant=self.variant)
         return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=nft_ruleset(runner))
 
     def replace_slice(self, index: int, generation: int) -> None:
-        data = slice_json(index, self.endpoints, generation)
+        data = encode_slice(index, self.endpoints, generation)
         self.tracker.upsert_slice(msgspec.json.decode(data, type=EndpointSlice))
 
     def sync(self, *, full: bool = False) -> Sample:
@@ -108,27 +112,28 @@ class Measured:
 
     def _timed(self, work: Callable[[], object]) -> Sample:
         self.commands.seconds = 0.0
-        programs, python, started = _children_cpu(), time.process_time(), time.perf_counter()
+        programs, python, started = read_children_cpu(), time.process_time(), time.perf_counter()
         work()
         total = time.perf_counter() - started
-        return total, total - self.commands.seconds, time.process_time() - python, _children_cpu() - programs
+        return (
+            total,
+            total - self.commands.seconds,
+            time.process_time() - python,
+            read_children_cpu() - programs,
+        )
 
     def foreign_change(self, number: int) -> None:
         subprocess.run([f"iptables-{self.variant}", "-t", "nat", "-N", f"OTHER-{number}"], check=True)
 
     def restart(self) -> None:
         """A new process would know nothing and find everything in the kernel."""
-        self.reconciler.backend = self.new_backend()
-
-
-def _children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        self.reconciler.backend.close()
+        self.reconciler.backend = self.build_backend()
 
 
 def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
     """One round of ours."""
-    measured = Measured(services, endpoints, variant)
+    measured = MeasuredProxy(services, endpoints, variant)
     cold = measured.sync()
     again = measured.sync(full=True)
     partial = []
@@ -139,8 +144,7 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
     restarted = measured.sync(full=True)
     added = []
     for index in range(services, services + 3):
-        measured.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
-        measured.replace_slice(index, 0)
+        measured.add(index)
         added.append(measured.sync())
     row: dict[str, float] = {}
     for name, samples in (
@@ -160,7 +164,7 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
 
 def measure_looks(services: int, endpoints: int, variant: str) -> dict[str, float]:
     """Comparisons after an external change, and comparisons without one."""
-    measured = Measured(services, endpoints, variant)
+    measured = MeasuredProxy(services, endpoints, variant)
     measured.sync()
     changed, unchanged = [], []
     for number in range(LOOKS):
@@ -181,24 +185,25 @@ def rounds_of(
     found: dict[str, list[dict[str, float]]] = {"pointsman": [], **({"kube-proxy": []} if kube_proxy else {})}
     for number in range(rounds):
         for program in sorted(found, reverse=number % 2 == 0):
-            with tempfile.TemporaryDirectory() as name, _fresh_namespace():
+            with tempfile.TemporaryDirectory() as name, fresh_namespace() as namespace:
                 directory = Path(name)
                 os.environ["XTABLES_LOCKFILE"] = str(directory / "xtables.lock")
                 found[program].append(
                     measure(services, endpoints, variant)
                     if program == "pointsman"
-                    else measure_kube_proxy(kube_proxy, services, endpoints, variant, directory)
+                    else measure_iptables(namespace, kube_proxy, (services, endpoints), variant, directory)
                 )
     return found
 
 
 @contextmanager
-def _fresh_namespace() -> Iterator[None]:
+def fresh_namespace() -> Iterator[Namespace]:
+    """A namespace with loopback and without IPv6, to time one family."""
     namespace = Namespace()
     namespace.run(["ip", "link", "set", "lo", "up"])
     namespace.write_sysctls({"net/ipv6/conf/all/disable_ipv6": "1"})
     with namespace.entered():
-        yield
+        yield namespace
     namespace.close()
 
 
@@ -224,7 +229,7 @@ def looks(sizes: Sequence[tuple[int, int]], variants: Sequence[str]) -> Any:
     rows: list[Row] = []
     for services, endpoints in sizes:
         for variant in variants:
-            with tempfile.TemporaryDirectory() as name, _fresh_namespace():
+            with tempfile.TemporaryDirectory() as name, fresh_namespace():
                 os.environ["XTABLES_LOCKFILE"] = str(Path(name) / "xtables.lock")
                 found = measure_looks(services, endpoints, variant)
             what: Row = {"variant": variant, "services": services, "endpoints": endpoints}

@@ -11,100 +11,70 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-import msgspec
-from bench.iptables import TimedCommands
-from bench.objects import service_json, slice_json
+from bench.iptables import CONTEXT, MeasuredProxy, fresh_namespace
+from bench.kube_proxy import measure_ipvs
 from bench.uml import run_in_uml
 
 from pointsman.backends.contract import Setup, SyncRequest
 from pointsman.backends.ipvs import render
 from pointsman.backends.ipvs.apply import IpvsBackend
-from pointsman.backends.ipvs.preflight import prepare
+from pointsman.backends.ipvs.mode import prepare
 from pointsman.backends.ledger import Ledger
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.lab.netns import Namespace
-from pointsman.machine.footprint import freeze_heap
-from pointsman.model.addresses import Family, cidr_from_text
-from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
-from pointsman.model.objects import EndpointSlice, Service
-from pointsman.model.tracker import Tracker
-from pointsman.sync.reconcile import Reconciler
+from pointsman.machine.settings import freeze_heap
+from pointsman.model.addresses import Family
 
 BOOT_SECONDS = 3000
 CHANGES = 11
-CONTEXT = NodeContext(
-    Family.IPV4, "node-0", local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9"))
-)
 
 
-class Proxy:
-    """A backend over a made-up cluster, counting the programs it starts."""
+class Proxy(MeasuredProxy):
+    """The same in ipvs mode, counting the programs it starts."""
 
-    def __init__(self, services: int, endpoints: int) -> None:
-        self.endpoints = endpoints
-        self.commands = TimedCommands()
-        self._iptables = Iptables(Family.IPV4, self.commands, variant="legacy")
-        self.tracker = Tracker(Family.IPV4, "node-0")
-        self.reconciler = Reconciler(IpvsBackend(Family.IPV4, self._iptables))
-        for index in range(services):
-            self.add(index)
+    def build_backend(self) -> IpvsBackend:
+        return IpvsBackend(Family.IPV4, Iptables(Family.IPV4, self.commands, variant=self.variant))
 
-    def add(self, index: int) -> None:
-        self.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
-        self.replace(index, 0)
-
-    def replace(self, index: int, generation: int) -> None:
-        text = slice_json(index, self.endpoints, generation)
-        self.tracker.upsert_slice(msgspec.json.decode(text, type=EndpointSlice))
-
-    def sync(self, *, full: bool = False) -> tuple[float, int]:
-        """Seconds and started programs of one sync."""
-        before, started = self.commands.count, time.perf_counter()
-        self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
-        return time.perf_counter() - started, self.commands.count - before
+    def count_sync(self, *, full: bool = False) -> tuple[float, int]:
+        """Return seconds and started programs of one sync."""
+        before = self.commands.count
+        return self.sync(full=full)[0], self.commands.count - before
 
     def desired(self) -> Ledger:
         return render.build_ledger(SyncRequest(CONTEXT, self.reconciler.plans, {}), "rr")
 
     def drift_check(self) -> float:
-        """Seconds of one look that finds nothing."""
+        """Return the seconds of one check that finds nothing."""
         started = time.perf_counter()
         drift = self.reconciler.backend.drift()
         assert drift is None, drift
         return time.perf_counter() - started
 
-    def restart(self) -> None:
-        """A new process would know nothing and find everything in the kernel."""
-        self.reconciler.backend.close()
-        self.reconciler.backend = IpvsBackend(Family.IPV4, self._iptables)
-
 
 def measure(services: int, endpoints: int) -> dict[str, object]:
-    namespace = Namespace()
-    namespace.run(("ip", "link", "set", "lo", "up"))
-    with namespace.entered():
+    with fresh_namespace():
         prepare(Setup(KubeProxyConfiguration()), Sysctls(), tuple(Family))
-        proxy = Proxy(services, endpoints)
-        cold, cold_programs = proxy.sync()
+        proxy = Proxy(services, endpoints, "legacy")
+        cold, cold_programs = proxy.count_sync()
         freeze_heap()
         changes = []
         for generation in range(1, CHANGES + 1):
-            proxy.replace(services // 2, generation % 5 or 5)
-            changes.append(proxy.sync())
+            proxy.replace_slice(services // 2, generation % 5 or 5)
+            changes.append(proxy.count_sync())
         added = []
         for index in range(services, services + 3):
             proxy.add(index)
-            added.append(proxy.sync())
+            added.append(proxy.count_sync())
         first_check, *checks = (proxy.drift_check() for _ in range(CHANGES))
         proxy.restart()
-        restart, restart_programs = proxy.sync(full=True)
+        restart, restart_programs = proxy.count_sync(full=True)
         tool = _ipvsadm_seconds(proxy)
-    namespace.close()
     operations = services * (1 + endpoints)
     return {
         "proxy": "pointsman",
@@ -124,9 +94,20 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
     }
 
 
+def measure_kube_proxy(binary: str, services: int, endpoints: int) -> dict[str, object]:
+    with fresh_namespace() as namespace, tempfile.TemporaryDirectory() as name:
+        found = measure_ipvs(namespace, binary, (services, endpoints), Path(name))
+    return {
+        "proxy": "kube-proxy",
+        "cluster": f"{services} x {endpoints}",
+        "cold s": round(found["first_s"], 3),
+        "endpoint ms": round(1000 * found["endpoint_s"], 2),
+    }
+
+
 def _ipvsadm_seconds(proxy: Proxy) -> float:
     """How long ipvsadm takes for the servers alone, which our cold sync makes besides sets, addresses and rules."""
-    text = render.servers_text(proxy.desired())
+    text = render.render_servers(proxy.desired())
     subprocess.run(("ipvsadm", "-C"), check=True)
     started = time.perf_counter()
     subprocess.run(("ipvsadm", "-R"), input=text, text=True, check=True)
@@ -164,7 +145,5 @@ def run(options: argparse.Namespace) -> Any:
     for services, endpoints in sizes:
         rows.append(measure(services, endpoints))
         if options.kube_proxy and services <= options.kube_proxy_max:
-            from bench.kube_proxy_ipvs import measure_kube_proxy
-
             rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))
     return rows

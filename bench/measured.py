@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -13,12 +14,12 @@ RANGE = "_range"
 """Suffix of a column that holds the lowest and highest value of the rounds."""
 
 
-def percentile(times: Sequence[float], share: float) -> float:
+def compute_percentile(times: Sequence[float], share: float) -> float:
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the median of every figure, with its range if there was more than one round. Other values are kept."""
     row: dict[str, Any] = {}
     for name, first in rounds[0].items():
@@ -30,6 +31,12 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(values) > 1:
             row[name + RANGE] = [min(values), max(values)]
     return row
+
+
+def read_children_cpu() -> float:
+    """Return the processor seconds of the programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def format_value(value: Any) -> str:

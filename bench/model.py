@@ -10,12 +10,12 @@ import gc
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from bench.measured import print_table, run_child
-from bench.objects import service_json, slice_json
+from bench.objects import encode_service, encode_slice
+from bench.proxies import read_memory_mib
 from tests.fake.recording import RecordingBackend
 
 from pointsman.model.addresses import Family
@@ -25,20 +25,15 @@ from pointsman.model.tracker import Tracker
 from pointsman.sync.reconcile import Reconciler
 
 
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
-
-
 def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float]:
     decode_service = msgspec.json.Decoder(Service).decode
     decode_slice = msgspec.json.Decoder(EndpointSlice).decode
     context = NodeContext(Family.IPV4, "n1")
     tracker, reconciler = Tracker(Family.IPV4, "n1"), Reconciler(RecordingBackend())
     gc.collect()
-    before, seconds = resident_mb(), dict.fromkeys(("decode", "track"), 0.0)
+    before, seconds = read_memory_mib(), dict.fromkeys(("decode", "track"), 0.0)
     for index in range(services):
-        raw_service, raw_slice = service_json(index), slice_json(index, endpoints)
+        raw_service, raw_slice = encode_service(index), encode_slice(index, endpoints)
         t0 = time.process_time()
         service, endpoint_slice = decode_service(raw_service), decode_slice(raw_slice)
         t1 = time.process_time()
@@ -57,12 +52,12 @@ def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float
         "decode_cpu_s": seconds["decode"],
         "track_cpu_s": seconds["track"],
         "plan_cpu_s": seconds["plan"],
-        "model_mb": resident_mb() - before,
+        "model_mb": (read_memory_mib() - before) * 1.048576,
     }
     times: list[float] = []
     for event in range(events):
         index = event * 7919 % services
-        raw = slice_json(index, endpoints, generation=1 + event)
+        raw = encode_slice(index, endpoints, generation=1 + event)
         started = time.perf_counter()
         tracker.upsert_slice(decode_slice(raw))
         reconciler.sync(tracker.take(), context)

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.measured import percentile, print_table, run_child
-from bench.objects import service_json, slice_json
+from bench.measured import compute_percentile, print_table, run_child
+from bench.objects import encode_service, encode_slice
+from bench.proxies import read_memory_mib
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.lab.netns import Namespace
-from pointsman.machine.footprint import freeze_heap, trim_heap
+from pointsman.machine.settings import freeze_heap, trim_heap
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.objects import EndpointSlice, Service
@@ -42,18 +43,13 @@ CONTEXT = NodeContext(
 TARGETS = "targets: 10k x 10 cold and restart below 1 s, change p50 below 5 ms"
 
 
-def kernel_kb() -> int:
+def read_kernel_kb() -> int:
     """Unreclaimable slab and vmalloc of the whole machine: only meaningful while nothing else runs on it."""
     found = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
     return int(found["SUnreclaim"]) + int(found["VmallocUsed"])
 
 
-def resident_mb(kind: str = "VmRSS") -> float:
-    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
-
-
-def timed(action: Callable[[], Any]) -> tuple[float, float]:
+def measure_time(action: Callable[[], Any]) -> tuple[float, float]:
     """Wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     action()
@@ -85,8 +81,8 @@ class Cluster:
         slices = msgspec.json.Decoder(EndpointSlice)
         for index in range(self.services):
             asked = self._annotations if index < self._annotated else None
-            tracker.upsert_service(services.decode(service_json(index, asked)))
-            tracker.upsert_slice(slices.decode(slice_json(index, self.endpoints)))
+            tracker.upsert_service(services.decode(encode_service(index, asked)))
+            tracker.upsert_slice(slices.decode(encode_slice(index, self.endpoints)))
         return tracker
 
     def restart(self) -> None:
@@ -106,17 +102,17 @@ class Cluster:
             self.tracker.upsert_slice(msgspec.json.decode(data, type=EndpointSlice))
             self.reconciler.sync(self.tracker.take(), CONTEXT)
 
-        return timed(handle)
+        return measure_time(handle)
 
 
 def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> dict[str, float]:
-    before = kernel_kb()
+    before = read_kernel_kb()
     cluster = Cluster(services, endpoints, metrics=metrics)
     gc.collect()
     gc.freeze()
-    cold = timed(cluster.load)
-    memory = kernel_kb() - before
-    resident = resident_mb()
+    cold = measure_time(cluster.load)
+    memory = read_kernel_kb() - before
+    resident = read_memory_mib()
     gc.freeze()
     choose = random.Random(1)
     result: dict[str, float] = {}
@@ -125,18 +121,21 @@ def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> di
         chosen = [choose.randrange(services) for _ in range(changes)]
         times = [cluster.event(data(index, number)) for number, index in enumerate(chosen)]
         wall, cpu = [t[0] * 1000 for t in times], [t[1] * 1000 for t in times]
-        result[f"{name}_p50_ms"], result[f"{name}_p99_ms"] = percentile(wall, 0.5), percentile(wall, 0.99)
-        result[f"{name}_cpu_p50_ms"] = percentile(cpu, 0.5)
+        result[f"{name}_p50_ms"], result[f"{name}_p99_ms"] = (
+            compute_percentile(wall, 0.5),
+            compute_percentile(wall, 0.99),
+        )
+        result[f"{name}_cpu_p50_ms"] = compute_percentile(cpu, 0.5)
         return chosen
 
-    batch("replace", lambda index, number: slice_json(index, endpoints, 1 + number % 4))
-    removed = set(batch("remove", lambda index, _: slice_json(index, endpoints - 1)))
+    batch("replace", lambda index, number: encode_slice(index, endpoints, 1 + number % 4))
+    removed = set(batch("remove", lambda index, _: encode_slice(index, endpoints - 1)))
     for index in removed:
-        cluster.event(slice_json(index, endpoints))
-    batch("add", lambda index, number: slice_json(index, endpoints + 1 + number % 2))
+        cluster.event(encode_slice(index, endpoints))
+    batch("add", lambda index, number: encode_slice(index, endpoints + 1 + number % 2))
     cluster.restart()
     gc.collect()
-    restart = timed(cluster.load)
+    restart = measure_time(cluster.load)
     cluster.backend.close()
     return {
         "cold_s": cold[0],
@@ -149,7 +148,7 @@ def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> di
     }
 
 
-def drift(services: int, endpoints: int, external_commits: int = 40) -> dict[str, float]:
+def measure_drift(services: int, endpoints: int, external_commits: int = 40) -> dict[str, float]:
     """CPU time of a drift check while nothing happens and after an external commit, and of the comparison that follows."""
     cluster = Cluster(services, endpoints, metrics=False)
     cluster.load()
@@ -164,21 +163,21 @@ def drift(services: int, endpoints: int, external_commits: int = 40) -> dict[str
     idle = [check() for _ in range(100)]
     after_commits = []
     for _ in range(external_commits):
-        other_family_commits()
+        commit_other_family()
         after_commits.append(check())
-    resident = resident_mb()
+    resident = read_memory_mib()
     taken = cluster.reconciler.snapshot()
-    prepared = timed(lambda: cluster.reconciler.comparison(taken, CONTEXT, None))
+    prepared = measure_time(lambda: cluster.reconciler.comparison(taken, CONTEXT, None))
     comparison = cluster.reconciler.comparison(taken, CONTEXT, None)
     Path("/proc/self/clear_refs").write_text("5")
-    compared = timed(comparison.differences)
-    peak = resident_mb("VmHWM")
+    compared = measure_time(comparison.differences)
+    peak = read_memory_mib(what="VmHWM")
     trim_heap()
-    after = resident_mb()
+    after = read_memory_mib()
     cluster.backend.close()
     return {
-        "idle_cpu_ms": percentile(idle, 0.5),
-        "after_external_commit_cpu_p50_ms": percentile(after_commits, 0.5),
+        "idle_cpu_ms": compute_percentile(idle, 0.5),
+        "after_external_commit_cpu_p50_ms": compute_percentile(after_commits, 0.5),
         "prepare_comparison_cpu_ms": prepared[1] * 1000,
         "comparison_cpu_s": compared[1],
         "comparison_peak_mib": peak - resident,
@@ -186,14 +185,14 @@ def drift(services: int, endpoints: int, external_commits: int = 40) -> dict[str
     }
 
 
-def other_family_commits() -> None:
+def commit_other_family() -> None:
     """Increment the ruleset generation, so that the next drift check compares definitions."""
     other = NftablesBackend(Family.IPV6)
     other.sync(SyncRequest(NodeContext(Family.IPV6, "node-0"), {}, {}, full=True))
     other.close()
 
 
-def prepared_namespace() -> Namespace:
+def create_namespace() -> Namespace:
     namespace = Namespace()
     for command in (
         "link set lo up",
@@ -210,10 +209,10 @@ def prepared_namespace() -> Namespace:
 def run_one(options: argparse.Namespace) -> None:
     """The part that runs in a process of its own and prints one JSON object."""
     services, endpoints = map(int, options.one.split("x"))
-    namespace = prepared_namespace()
+    namespace = create_namespace()
     with namespace.entered():
         if options.drift:
-            row = drift(services, endpoints)
+            row = measure_drift(services, endpoints)
         else:
             row = measure(services, endpoints, options.changes, metrics=options.service_metrics)
     print(json.dumps({"services": services, "endpoints": endpoints, **row}))

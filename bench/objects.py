@@ -9,19 +9,19 @@ import msgspec
 _STAMP = "2026-01-01T00:00:00Z"
 
 
-def service_address(index: int) -> str:
+def compute_service_address(index: int) -> str:
     number = (10 << 24) + (96 << 16) + 1 + index
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def endpoint_address(index: int, slot: int, generation: int = 0) -> str:
+def compute_endpoint_address(index: int, slot: int, generation: int = 0) -> str:
     """Unique per service and slot; another generation is another pod."""
     number = (10 << 24) + (128 << 16) + ((index * 64 + slot) * 5 + generation) % (1 << 22)
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def service_json(index: int, annotations: Mapping[str, str] | None = None) -> bytes:
-    address = service_address(index)
+def encode_service(index: int, annotations: Mapping[str, str] | None = None) -> bytes:
+    address = compute_service_address(index)
     return msgspec.json.encode(
         {
             "kind": "Service",
@@ -51,7 +51,7 @@ def service_json(index: int, annotations: Mapping[str, str] | None = None) -> by
     )
 
 
-def slice_json(index: int, endpoints: int, generation: int = 0, nodes: int = 100) -> bytes:
+def encode_slice(index: int, endpoints: int, generation: int = 0, nodes: int = 100) -> bytes:
     """A slice of ready endpoints; `generation` replaces its first endpoint."""
     return msgspec.json.encode(
         {
@@ -72,7 +72,7 @@ def slice_json(index: int, endpoints: int, generation: int = 0, nodes: int = 100
             "addressType": "IPv4",
             "endpoints": [
                 {
-                    "addresses": [endpoint_address(index, slot, generation if slot == 0 else 0)],
+                    "addresses": [compute_endpoint_address(index, slot, generation if slot == 0 else 0)],
                     "conditions": {"ready": True, "serving": True, "terminating": False},
                     "targetRef": {"kind": "Pod", "namespace": "default", "name": f"pod-{index}-{slot}"},
                     "nodeName": f"node-{(index + slot) % nodes}",

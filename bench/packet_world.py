@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.apiserver import Object
-from bench.objects import service_address, service_json, slice_json
+from bench.apiserver import Object, render_kubeconfig
+from bench.network import build_node
+from bench.objects import compute_service_address, encode_service, encode_slice
 from bench.packet_figures import Round
 from bench.packet_server import SWALLOWED
-from bench.process import CONFIG, KUBECONFIG, NODE, as_shipped
-from tests.fake.apistore import PATHS
+from bench.proxies import compile_modules, render_config
 
-from pointsman.kube.protobuf import PROTOBUF
 from pointsman.lab.netns import Namespace
 
 NODE_ADDRESS, SERVER, POD, OUTSIDE = "172.30.0.10", "10.128.2.2", "10.128.1.2", "172.30.0.2"
 PORT, SERVICE_PORT, NODE_PORT, API_PORT = 8080, 80, 30080, 18099
 CONNECTS, ROUND_TRIPS, QUERIES = 120, 200, 80
-TIMEOUT_SECONDS = 180.0
 LOST_TWICE = 4.0
 """Seconds after which a packet that was lost has been sent again twice: a slow connect belongs to the figures."""
 AT_ONCE = struct.pack("ii", 1, 0)
@@ -34,14 +30,14 @@ AT_ONCE = struct.pack("ii", 1, 0)
 Target = tuple[str, int]
 
 
-def measured_service(services: int) -> str:
-    return service_address(services + 5)
+def compute_measured_address(services: int) -> str:
+    return compute_service_address(services + 5)
 
 
-def objects(services: int) -> list[Object]:
+def build_objects(services: int) -> list[Object]:
     """Many Services with one endpoint each, and the one that is measured."""
     index = services + 5
-    service, endpoints = json.loads(service_json(index)), json.loads(slice_json(index, 1))
+    service, endpoints = json.loads(encode_service(index)), json.loads(encode_slice(index, 1))
     service["spec"]["type"] = "NodePort"
     service["spec"]["ports"] = [
         {"name": name, "protocol": protocol, "port": SERVICE_PORT, "targetPort": PORT, "nodePort": NODE_PORT}
@@ -50,9 +46,9 @@ def objects(services: int) -> list[Object]:
     endpoints["endpoints"][0]["addresses"] = [SERVER]
     endpoints["ports"] = [{"name": p.lower(), "protocol": p, "port": PORT} for p in ("TCP", "UDP")]
     others = (
-        made(number) for number in range(services) for made in (service_json, lambda i: slice_json(i, 1))
+        made(number) for number in range(services) for made in (encode_service, lambda i: encode_slice(i, 1))
     )
-    return [NODE, service, endpoints, *map(json.loads, others)]
+    return [build_node(1, NODE_ADDRESS), service, endpoints, *map(json.loads, others)]
 
 
 class World:
@@ -88,21 +84,19 @@ class World:
     def start_proxy(self) -> None:
         if not self._command:
             return
-        (self._work / "kubeconfig").write_text(
-            KUBECONFIG.format(port=API_PORT).replace("127.0.0.1", self._api)
-        )
-        config = self._work / "config.yaml"
-        config.write_text(CONFIG.format(mode=self.mode, kubeconfig=self._work / "kubeconfig"))
-        environment = as_shipped(self._work / "compiled") | {
+        (self._work / "kubeconfig").write_text(render_kubeconfig(f"http://{self._api}:{API_PORT}"))
+        file = self._work / "config.json"
+        file.write_text(render_config(self._work / "kubeconfig", self.mode, minSyncPeriod="10ms"))
+        environment = compile_modules(self._work / "compiled") | {
             "XTABLES_LOCKFILE": str(self._work / "xtables.lock")
         }
         command = [part.format(work=self._work) for part in self._command]
-        self._start(self.node, [*command, f"--config={config}"], "proxy.log", environment)
+        self._start(self.node, [*command, f"--config={file}"], "proxy.log", environment)
 
     def paths(self, services: int) -> dict[str, tuple[Namespace, Target, Target]]:
         """From where, the direct way, and the one through the Service."""
         direct = (SERVER, PORT)
-        through = (measured_service(services), SERVICE_PORT) if self._command else direct
+        through = (compute_measured_address(services), SERVICE_PORT) if self._command else direct
         node_port = (NODE_ADDRESS, NODE_PORT) if self._command else direct
         return {"pod": (self.pod, direct, through), "outside": (self.outside, direct, node_port)}
 
@@ -165,7 +159,7 @@ def query(where: Namespace, target: Target) -> float:
         return _timed(ask)
 
 
-def round_trips(where: Namespace, target: Target) -> list[float]:
+def measure_round_trips(where: Namespace, target: Target) -> list[float]:
     with _socket(where, socket.SOCK_STREAM) as client:
         client.connect(target)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -178,7 +172,7 @@ def round_trips(where: Namespace, target: Target) -> list[float]:
         return [_timed(ask) for _ in range(ROUND_TRIPS)]
 
 
-def throughput(where: Namespace, target: Target) -> float:
+def measure_throughput(where: Namespace, target: Target) -> float:
     """Bits per second of one connection."""
     piece = bytes(1 << 18)
     with _socket(where, socket.SOCK_STREAM) as client:
@@ -194,46 +188,10 @@ def throughput(where: Namespace, target: Target) -> float:
         return SWALLOWED * 8 / _timed(send)
 
 
-def one_round(where: Namespace, target: Target) -> Round:
+def measure_round(where: Namespace, target: Target) -> Round:
     return Round(
         [connect(where, target) for _ in range(CONNECTS)],
-        round_trips(where, target),
+        measure_round_trips(where, target),
         [query(where, target) for _ in range(QUERIES)],
-        throughput(where, target),
+        measure_throughput(where, target),
     )
-
-
-@contextlib.contextmanager
-def api_server(control: Namespace, services: int, work: Path) -> Iterator[None]:
-    """One fake API server for all worlds, which has encoded everything before a proxy asks."""
-    path = work / "objects.json"
-    path.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": objects(services)}))
-    control.run(["ip", "link", "set", "lo", "up"])
-    with control.entered(), (work / "api.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.apiserver", str(path), "0.0.0.0", str(API_PORT)],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        with control.entered():
-            for kind in ("Service", "EndpointSlice"):
-                _encoded(f"http://127.0.0.1:{API_PORT}{PATHS[kind]}")
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _encoded(url: str) -> None:
-    until = time.monotonic() + TIMEOUT_SECONDS
-    request = urllib.request.Request(url, headers={"Accept": PROTOBUF})
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-                answer.read()
-            return
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)

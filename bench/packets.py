@@ -16,10 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.apiserver import STREAMED, FakeServer
 from bench.measured import print_row
-from bench.packet_figures import Round, row
-from bench.packet_world import World, api_server, one_round
-from bench.process import programs
+from bench.packet_figures import Round, build_row
+from bench.packet_world import API_PORT, World, build_objects, measure_round
+from bench.proxies import list_programs
 
 from pointsman.lab.netns import Namespace
 
@@ -32,7 +33,7 @@ def measure(services: int, modes: list[str], rounds: int, limit: float) -> list[
         control = Namespace()
         ending.callback(control.close)
         kinds: list[tuple[str, str, list[str]]] = [(NO_PROXY, "", [])] + [
-            (name, mode, command) for mode in modes for name, command in programs().items()
+            (program.name, mode, list(program.command)) for mode in modes for program in list_programs()
         ]
         worlds = []
         for number, (name, mode, command) in enumerate(kinds):
@@ -40,12 +41,16 @@ def measure(services: int, modes: list[str], rounds: int, limit: float) -> list[
             directory.mkdir()
             worlds.append(World(name, mode, command, directory, control, number))
             ending.callback(worlds[-1].close)
-        ending.enter_context(api_server(control, services, work))
-        took = loaded_after(worlds, services, limit)
-        return rows(worlds, took, services, rounds, limit)
+        control.run(["ip", "link", "set", "lo", "up"])
+        server = FakeServer(work, "0.0.0.0", API_PORT, STREAMED)
+        ending.callback(server.close)
+        with control.entered():
+            server.fill(build_objects(services))
+        took = start_worlds(worlds, services, limit)
+        return measure_rows(worlds, took, services, rounds, limit)
 
 
-def loaded_after(worlds: list[World], services: int, limit: float) -> dict[World, float]:
+def start_worlds(worlds: list[World], services: int, limit: float) -> dict[World, float]:
     """Seconds until each serves; those that do not within the limit are missing."""
     took: dict[World, float] = {}
     for world in worlds:
@@ -61,7 +66,7 @@ def loaded_after(worlds: list[World], services: int, limit: float) -> dict[World
     return took
 
 
-def rows(
+def measure_rows(
     worlds: list[World], took: dict[World, float], services: int, rounds: int, limit: float
 ) -> list[dict[str, Any]]:
     seen: dict[tuple[World, str], tuple[list[Round], list[Round]]] = {}
@@ -71,11 +76,11 @@ def rows(
                 directly, by_service = seen.setdefault((world, start), ([], []))
                 turns = [(directly, direct), (by_service, through)]
                 for kept, target in turns if number % 2 else reversed(turns):
-                    kept.append(one_round(where, target))
+                    kept.append(measure_round(where, target))
 
     def compared(start: str, world: World) -> dict[str, float]:
         beside, through = seen[world, start]
-        return row(seen[worlds[0], start][0], through, beside)
+        return build_row(seen[worlds[0], start][0], through, beside)
 
     found = []
     for world in worlds:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.kube_proxy_iptables import variant_programs
+from bench.kube_proxy import link_programs
 from bench.measured import print_row
 from bench.uml import run_in_uml
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Any:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
-        programs = variant_programs(Path(directory), LEGACY)
+        programs = link_programs(Path(directory), LEGACY)
         environment = {OVERRIDE: LEGACY, "PATH": f"{programs}:{PATH}"}
         if os.environ.get("KUBE_PROXY_BINARY"):
             environment["KUBE_PROXY_BINARY"] = os.environ["KUBE_PROXY_BINARY"]

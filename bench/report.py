@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.charts import charts
+from bench.charts import draw_charts
 from bench.measured import RANGE
-from bench.pictures import pictures
+from bench.releases import load as load_history
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -46,27 +46,29 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def load() -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    return results | {"history": load_history()}
 
 
-def documents() -> list[Path]:
-    return [README, *sorted((ROOT / "docs").glob("*.md"))]
+def list_documents() -> list[Path]:
+    return [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def with_figures(text: str, results: Mapping[str, Any]) -> str:
+def fill_figures(text: str, results: Mapping[str, Any]) -> str:
     """The text with every block of figures as the results have it."""
 
     def block(found: re.Match[str]) -> str:
         names = found[2].split()
         sections = (
-            (f"### {name}\n\n" if len(names) > 1 else "") + "\n".join(tables(results[name])) for name in names
+            (f"### {name}\n\n" if len(names) > 1 else "") + "\n".join(render_tables(results[name]))
+            for name in names
         )
         return f"{found[1]}\n\n" + "\n".join(sections) + f"\n{found[3]}"
 
     return BLOCK.sub(block, text)
 
 
-def tables(found: Any) -> Iterator[str]:
+def render_tables(found: Any) -> Iterator[str]:
     """The notes and tables of one results file."""
     parts = found if isinstance(found, dict) else {"": found}
     for part, value in parts.items():
@@ -117,22 +119,17 @@ def _rounded(value: float) -> str:
     return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
-def readme(text: str, results: Mapping[str, Any]) -> str:
-    rows: Rows = results.get("process", ())
+def fill_readme(text: str, results: Mapping[str, Any]) -> str:
+    rows: Rows = results.get("process", {}).get("whole_process", ())
     ours, theirs = (_measured(rows, program) for program in ("pointsman", "kube-proxy"))
     if not ours or not theirs:
         return text
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
-        begin = line.rsplit("|", 5)[0].rstrip()
+        begin = line.rsplit("|", 3)[0].rstrip()
         if begin in README_ROWS:
             figure = README_ROWS[begin]
-            cells = (
-                _cell(figure, ours[figure]),
-                _cell(figure, theirs[figure]),
-                "not measured",
-                "not measured",
-            )
+            cells = (_cell(figure, ours[figure]), _cell(figure, theirs[figure]))
             lines[number] = f"{begin} | {' | '.join(cells)} |\n"
     return "".join(lines)
 
@@ -143,28 +140,26 @@ def _measured(rows: Rows, program: str) -> Mapping[str, Any]:
     )
 
 
-def outdated() -> dict[Path, str]:
+def find_outdated() -> dict[Path, str]:
     """The documents that do not show the results, with what they should say."""
     results, found = load(), {}
-    for path in documents():
+    for path in list_documents():
         text = path.read_text()
-        wanted = with_figures(readme(text, results) if path == README else text, results)
+        wanted = fill_figures(fill_readme(text, results) if path == README else text, results)
         if wanted != text:
             found[path] = wanted
-    drawn = drawings(results).items()
+    drawn = draw_all(results).items()
     return found | {path: text for path, text in drawn if not path.is_file() or path.read_text() != text}
 
 
-def drawings(results: Mapping[str, Any]) -> dict[Path, str]:
-    """Every chart and picture as the results have it."""
-    docs = ROOT / "docs"
-    found = {docs / "charts" / name: text for name, text in charts(results)}
-    return found | {docs / name: text for name, text in pictures(results)}
+def draw_all(results: Mapping[str, Any]) -> dict[Path, str]:
+    """Every chart as the results have it."""
+    return {ROOT / "docs" / name: text for name, text in draw_charts(results)}
 
 
 def update(*, check: bool) -> int:
     """Rewrite documents that are out of date, or only name them. Returns an exit status."""
-    found = outdated()
+    found = find_outdated()
     for path, text in found.items():
         print(f"{path.relative_to(ROOT)} {'is out of date' if check else 'rewritten'}")
         if not check:

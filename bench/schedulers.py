@@ -16,15 +16,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench.measured import percentile, run_child
-from bench.nftables import CONTEXT, Cluster, kernel_kb, prepared_namespace, resident_mb, timed
-from bench.objects import endpoint_address, service_address, slice_json
+from bench.measured import compute_percentile, run_child
+from bench.nftables import CONTEXT, Cluster, create_namespace, measure_time, read_kernel_kb
+from bench.objects import compute_endpoint_address, compute_service_address, encode_slice
+from bench.proxies import read_memory_mib
 from tests.kernel.conntrack_flows import add_flows
 
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.sync.open_connections import count_open_connections
+from pointsman.node.share_adjuster import count_open_connections
 
 SCHEDULER = "pointsman.dev/scheduler"
 USERS_OF_CHANGES = 100
@@ -36,20 +37,20 @@ _ASKED = {
 FLOWS_PER_SERVICE = 500
 
 
-def table(services: int, endpoints: int, users: int) -> dict[str, Any]:
+def measure_table(services: int, endpoints: int, users: int) -> dict[str, Any]:
     """Load and restart when so many Services use source-hash."""
-    before = kernel_kb()
+    before = read_kernel_kb()
     cluster = Cluster(
         services, endpoints, metrics=False, annotations={SCHEDULER: "source-hash"}, annotated=users
     )
     gc.collect()
     gc.freeze()
     outcomes = []
-    cold = timed(lambda: outcomes.append(cluster.load()))
-    memory, resident = kernel_kb() - before, resident_mb()
+    cold = measure_time(lambda: outcomes.append(cluster.load()))
+    memory, resident = read_kernel_kb() - before, read_memory_mib()
     cluster.restart()
     gc.collect()
-    restart = timed(cluster.load)
+    restart = measure_time(cluster.load)
     report = outcomes[0].report
     cluster.backend.close()
     return {
@@ -67,7 +68,7 @@ def table(services: int, endpoints: int, users: int) -> dict[str, Any]:
     }
 
 
-def changes(services: int, endpoints: int, count: int, scheduler: str) -> dict[str, Any]:
+def measure_changes(services: int, endpoints: int, count: int, scheduler: str) -> dict[str, Any]:
     """Endpoint changes of the Services that use the scheduler, among many that do not."""
     users = min(USERS_OF_CHANGES, services)
     asked = _ASKED.get(scheduler) or {SCHEDULER: scheduler}
@@ -82,29 +83,29 @@ def changes(services: int, endpoints: int, count: int, scheduler: str) -> dict[s
         """Every chosen Service has as many turns in a row."""
         chosen = [choose.randrange(users) for _ in range(count // turns)]
         times = [action(index, turn + turns * at) for at, index in enumerate(chosen) for turn in range(turns)]
-        row[f"{name}_p50_ms"] = percentile([wall * 1000 for wall, _ in times], 0.5)
-        row[f"{name}_cpu_p50_ms"] = percentile([cpu * 1000 for _, cpu in times], 0.5)
+        row[f"{name}_p50_ms"] = compute_percentile([wall * 1000 for wall, _ in times], 0.5)
+        row[f"{name}_cpu_p50_ms"] = compute_percentile([cpu * 1000 for _, cpu in times], 0.5)
 
     def reweigh(index: int, number: int) -> tuple[float, float]:
         name = ServicePortName("default", f"service-{index}", "http", Protocol.TCP)
-        address = address_from_text(endpoint_address(index, 1))
+        address = address_from_text(compute_endpoint_address(index, 1))
         assert address is not None
 
         def act() -> None:
             cluster.tracker.set_shares(name, {(address, 8080): 10 + 10 * (number % 8)})
             cluster.reconciler.sync(cluster.tracker.take(), CONTEXT)
 
-        return timed(act)
+        return measure_time(act)
 
-    measured("replace", lambda index, number: cluster.event(slice_json(index, endpoints, 1 + number % 4)))
-    measured("scale", lambda index, number: cluster.event(slice_json(index, endpoints - 1 + number % 2)), 2)
+    measured("replace", lambda index, number: cluster.event(encode_slice(index, endpoints, 1 + number % 4)))
+    measured("scale", lambda index, number: cluster.event(encode_slice(index, endpoints - 1 + number % 2)), 2)
     if scheduler in ("slow-start", "least-connections"):
         measured("reweigh", reweigh)
     cluster.backend.close()
     return row
 
 
-def reading(services: int, endpoints: int, count: int) -> dict[str, Any]:
+def measure_reading(services: int, endpoints: int, count: int) -> dict[str, Any]:
     """Counting the connections of some Services while the table is full of those of others."""
     users = min(USERS_OF_CHANGES, services)
     cluster = Cluster(services, endpoints, metrics=False)
@@ -112,7 +113,10 @@ def reading(services: int, endpoints: int, count: int) -> dict[str, Any]:
     assert client is not None
     flows = []
     for index in range(users * 2):
-        to, by = address_from_text(service_address(index)), address_from_text(endpoint_address(index, 0))
+        to, by = (
+            address_from_text(compute_service_address(index)),
+            address_from_text(compute_endpoint_address(index, 0)),
+        )
         assert to is not None
         assert by is not None
         flows += [
@@ -125,9 +129,9 @@ def reading(services: int, endpoints: int, count: int) -> dict[str, Any]:
     one = dict([next(iter(states.items()))])
     row: dict[str, Any] = {"tracked_flows": len(flows)}
     for label, asked in (("one_service", one), (f"{users}_services", states)):
-        times = [timed(partial(count_open_connections, Family.IPV4, asked)) for _ in range(count)]
-        row[f"{label}_p50_ms"] = percentile([wall * 1000 for wall, _ in times], 0.5)
-        row[f"{label}_cpu_p50_ms"] = percentile([cpu * 1000 for _, cpu in times], 0.5)
+        times = [measure_time(partial(count_open_connections, Family.IPV4, asked)) for _ in range(count)]
+        row[f"{label}_p50_ms"] = compute_percentile([wall * 1000 for wall, _ in times], 0.5)
+        row[f"{label}_cpu_p50_ms"] = compute_percentile([cpu * 1000 for _, cpu in times], 0.5)
     return row
 
 
@@ -135,13 +139,13 @@ def run_one(options: argparse.Namespace) -> None:
     """The part that runs in a process of its own and prints one JSON object."""
     services, endpoints = map(int, options.size.split("x"))
     kind, _, value = options.one.partition("=")
-    with prepared_namespace().entered():
+    with create_namespace().entered():
         if kind == "table":
-            row = table(services, endpoints, int(value))
+            row = measure_table(services, endpoints, int(value))
         elif kind == "change":
-            row = changes(services, endpoints, options.changes, value)
+            row = measure_changes(services, endpoints, options.changes, value)
         else:
-            row = reading(services, endpoints, 20)
+            row = measure_reading(services, endpoints, 20)
     print(json.dumps(row))
 
 

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.measured import print_row, read_children_cpu
+from bench.network import build_node
 from bench.nftables import CONTEXT
-from bench.objects import service_json, slice_json
-from bench.process import IMPORTS, NODE, as_shipped, started
+from bench.objects import encode_service, encode_slice
+from bench.proxies import IMPORTS, compile_modules, run_process
 from tests.fake.protobuf import Encoder
 from tests.fake.recording import RecordingBackend
 
@@ -66,14 +67,13 @@ class Phases:
         return [*rows, {**size, "phase": "together", "cpu_s": total, "of_all_percent": 100.0}]
 
 
-def import_seconds() -> float:
+def measure_imports() -> float:
     """Of the interpreter with everything a start imports, compiled before as an installed package is."""
     with tempfile.TemporaryDirectory() as directory:
-        command, environment = [sys.executable, "-c", IMPORTS], as_shipped(Path(directory))
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command, environment = [sys.executable, "-c", IMPORTS], compile_modules(Path(directory))
+        before = read_children_cpu()
         subprocess.run(command, env=environment, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return read_children_cpu() - before
 
 
 async def receive(url: str) -> None:
@@ -89,12 +89,12 @@ async def receive(url: str) -> None:
     await client.close()
 
 
-def received(objects: list[dict[str, Any]], phases: Phases) -> None:
+def measure_receiving(objects: list[dict[str, Any]], phases: Phases) -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         (work / "objects.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}))
         server = [sys.executable, "-m", "tests.fake.serve_api", "--objects", str(work / "objects.json")]
-        with started(server, work / "api.log"):
+        with run_process(server, work / "api.log"):
             while not (url := (work / "api.log").read_text().strip()):
                 time.sleep(0.1)
             asyncio.run(receive(url))  # the server encodes its objects once, for this one
@@ -103,10 +103,10 @@ def received(objects: list[dict[str, Any]], phases: Phases) -> None:
 
 def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     phases = Phases()
-    phases.seconds["interpreter and imports"] = import_seconds()
-    made = [json.loads(service_json(index)) for index in range(services)]
-    slices = [json.loads(slice_json(index, endpoints)) for index in range(services)]
-    received([NODE, *made, *slices], phases)
+    phases.seconds["interpreter and imports"] = measure_imports()
+    made = [json.loads(encode_service(index)) for index in range(services)]
+    slices = [json.loads(encode_slice(index, endpoints)) for index in range(services)]
+    measure_receiving([build_node(1), *made, *slices], phases)
     encoder = Encoder()
 
     def pages(kind: str, items: list[dict[str, Any]]) -> list[bytes]:
@@ -124,7 +124,8 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     gc.freeze()
     gc.disable()
     decoded = phases.run(
-        "decode", lambda: [ProtobufDecoder(kind).page(body).objects for kind, all_ in bodies for body in all_]
+        "decode",
+        lambda: [list(ProtobufDecoder(kind).page(body).items) for kind, all_ in bodies for body in all_],
     )
     phases.seconds["receive"] -= phases.seconds["decode"]
     trackers = {family: Tracker(family, "n1") for family in Family}
@@ -168,5 +169,5 @@ def run(options: argparse.Namespace) -> Any:
     services, endpoints = map(int, options.size.split("x"))
     rows = measure(services, endpoints)
     for row in rows:
-        print(f"{row['phase']:24} {row['cpu_s']:6.3f} s {row['of_all_percent']:5.1f} %")
+        print_row(row)
     return rows

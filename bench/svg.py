@@ -64,7 +64,7 @@ class Bars(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-def svg(chart: Curves | Bars) -> str:
+def render_svg(chart: Curves | Bars) -> str:
     """The chart as a document."""
     parts = _curves(chart) if isinstance(chart, Curves) else _bars(chart)
     return "\n".join(parts) + "\n"
@@ -86,7 +86,7 @@ def _curves(chart: Curves) -> Iterator[str]:
     values = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
     scale = _logarithmic if chart.logarithmic else _linear
     across = scale(sorted({point.x for point in points}), WIDTH - LEFT - RIGHT)
-    y_ticks = decades(min(values), max(values)) if chart.logarithmic else quarters(max(values))
+    y_ticks = list_decades(min(values), max(values)) if chart.logarithmic else list_quarters(max(values))
     up = scale(y_ticks, HEIGHT - TOP - BOTTOM)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -147,13 +147,13 @@ def _logarithmic(values: Sequence[float], length: float) -> Callable[[float], fl
     return lambda value: scale(math.log10(value))
 
 
-def decades(low: float, high: float) -> list[float]:
+def list_decades(low: float, high: float) -> list[float]:
     """Powers of ten around the values."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     return [10.0**power for power in range(first, max(last, first + 1) + 1)]
 
 
-def quarters(highest: float) -> list[float]:
+def list_quarters(highest: float) -> list[float]:
     """From nothing to a round number not below the highest, in four steps."""
     step = 10.0 ** math.floor(math.log10(highest)) if highest > 0 else 1.0
     top = next(step * factor for factor in (1, 2, 4, 6, 8, 10) if step * factor >= highest)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the schema of the chart's values: a misspelt or impossible value fails in `helm install`, not on the nodes.
+"""Writes the schema of the chart's values, by which a misspelt or impossible value fails in `helm install`, and docs/values.md.
 
 The block `config` is made from the program's own configuration types, so that chart and program accept the same fields.
 """
@@ -7,16 +7,22 @@ The block `config` is made from the program's own configuration types, so that c
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from msgspec import inspect
 
 from pointsman.config.mode_table import MODES
+from pointsman.config.own_flags import SECURE_METRICS
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import LOCAL_MODES, NODE_PORT_KEYWORDS
 
-FILE = Path(__file__).parents[1] / "deploy/helm/pointsman/values.schema.json"
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "deploy/helm/pointsman/values.schema.json"
+VALUES = ROOT / "deploy/helm/pointsman/values.yaml"
+TABLE = ROOT / "docs/values.md"
 
 Schema = dict[str, Any]
 
@@ -56,6 +62,10 @@ def values_schema() -> Schema:
         timeoutSeconds=seconds,
         failureThreshold=seconds,
     )
+    profile = block(
+        type=text(enum=["RuntimeDefault", "Localhost", "Unconfined"]),
+        localhostProfile=text("its name on the nodes", minLength=1),
+    )
     described = block(
         image=block(
             repository=text(minLength=1),
@@ -77,6 +87,10 @@ def values_schema() -> Schema:
         ),
         config=of_type(inspect.type_info(KubeProxyConfiguration)),
         serviceMetrics=block(enabled={"type": "boolean"}, limit={"type": "integer", "minimum": 1}),
+        secureServing=block(
+            metrics=text(enum=["", *SECURE_METRICS]), health={"type": "boolean"}, secret=text()
+        ),
+        nodeStatus=block(condition={"type": "boolean"}, removeStartupTaint={"type": "boolean"}),
         monitoring=block(
             enabled={"type": "boolean"}, labels={"type": "object", "additionalProperties": text()}
         ),
@@ -88,6 +102,8 @@ def values_schema() -> Schema:
         resources=anything("ResourceRequirements of both containers"),
         livenessProbe=probe,
         readinessProbe=probe,
+        seccompProfile=profile,
+        appArmorProfile=profile,
         maxUnavailable={
             "type": ["integer", "string"],
             "pattern": "^[0-9]+%$",
@@ -142,5 +158,51 @@ def schema_text() -> str:
     return json.dumps(values_schema(), indent=2) + "\n"
 
 
+def render_table() -> str:
+    """Return docs/values.md: every value with its default, explained by the comments of values.yaml and the schema."""
+    rows = [
+        "# Values of the Helm chart",
+        "",
+        "Written by `scripts/chart_schema.py` from values.yaml and its schema.",
+    ]
+    rows += ["", "| Value | Default | |", "|---|---|---|"]
+    comments = _read_comments(VALUES.read_text())
+    schema = values_schema()
+    for name, default in yaml.safe_load(VALUES.read_text()).items():
+        about = schema["properties"][name]
+        inner = about.get("properties", {})
+        if name == "config" or not inner or not isinstance(default, dict) or not default:
+            rows.append(_row(name, default, comments.get(name) or about.get("description", "")))
+            continue
+        rows.append(f"| `{name}` | | {comments.get(name) or about.get('description', '')} |")
+        for key, value in default.items():
+            described = comments.get(f"{name}.{key}") or inner[key].get("description", "")
+            rows.append(_row(f"{name}.{key}", value, described))
+    return "\n".join([*rows, ""])
+
+
+def _row(name: str, default: object, text: str) -> str:
+    shown = default if default and isinstance(default, str) else f"`{json.dumps(default)}`"
+    return f"| `{name}` | {shown} | {text.replace('|', '/')} |"
+
+
+def _read_comments(text: str) -> dict[str, str]:
+    """Return the comments above or beside keys of the first two levels."""
+    found, above, parent = {}, list[str](), ""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            above.append(stripped.lstrip("# "))
+            continue
+        match = re.match(r"( {0,2})([A-Za-z]+):[^#]*(?:# (.*))?$", line)
+        if match:
+            parent = parent if match[1] else match[2]
+            name = f"{parent}.{match[2]}" if match[1] else match[2]
+            found[name] = match[3] or " ".join(above)
+        above = []
+    return found
+
+
 if __name__ == "__main__":
     FILE.write_text(schema_text())
+    TABLE.write_text(render_table())

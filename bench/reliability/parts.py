@@ -1,6 +1,6 @@
 """Faults injected into a running proxy while connections are made through it.
 
-Prints a table: what was done how often, connections made and lost meanwhile, what came of it, memory grown. All of it
+Prints a row for each: what was done how often, connections made and lost meanwhile, what came of it, memory grown. All of it
 lasts about ten minutes; --only names parts of it, --scale makes all of them shorter or longer. With KUBE_PROXY_BINARY
 set, moves between kube-proxy and Pointsman are part of it.
 """
@@ -12,11 +12,12 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from bench.measured import print_row
 from bench.reliability import api_server, remote_clients, restarts, rules
 from bench.reliability.world import Row, Work, measured
 
@@ -30,80 +31,45 @@ class Options(msgspec.Struct):
         return max(2, round(count * self.scale))
 
 
-def _in_each_mode(fault: str, work: Callable[[], Work]) -> Iterator[Row]:
+def _in_each_mode(fault: str, work: Work) -> Iterator[Row]:
     for mode in restarts.MODES:
-        yield measured(fault, mode, work())
+        yield measured(fault, mode, work)
 
 
-def _kills(options: Options) -> Iterator[Row]:
-    count = options.times(30)
-    fault = "kill -9 at a random moment"
-    yield from _in_each_mode(fault, lambda: restarts.stops(signal.SIGKILL, count, options.chance))
-
-
-def _stops(options: Options) -> Iterator[Row]:
-    count = options.times(20)
-    yield from _in_each_mode(
-        "SIGTERM and start", lambda: restarts.stops(signal.SIGTERM, count, options.chance)
-    )
-
-
-def _switches(options: Options) -> Iterator[Row]:
-    yield from _in_each_mode("mode switched while running", lambda: restarts.mode_switches(options.times(20)))
-
-
-def _handovers(options: Options) -> Iterator[Row]:
+def _hand_over(options: Options) -> Iterator[Row]:
     if options.kube_proxy:
-        binary, count = options.kube_proxy, options.times(5)
-        yield from _in_each_mode("hand-over with kube-proxy", lambda: restarts.handovers(binary, count))
+        work = restarts.handovers(options.kube_proxy, options.times(5))
+        yield from _in_each_mode("hand-over with kube-proxy", work)
 
 
-def _instances(options: Options) -> Iterator[Row]:
-    yield from _in_each_mode("a second instance", lambda: restarts.instances(options.times(8)))
-
-
-def _server(options: Options) -> Iterator[Row]:
-    count = options.times(15)
-    yield from _in_each_mode(
-        "API server away, cut, lying", lambda: api_server.server_faults(count, options.chance)
-    )
-
-
-def _churn(options: Options) -> Iterator[Row]:
-    yield from _in_each_mode(
-        "churn of 10000/s, events", lambda: api_server.churn(30.0 * options.scale, 10_000)
-    )
-
-
-def _lies(options: Options) -> Iterator[Row]:
-    yield api_server.lies(api_server.choose_forms(), options.times(100))
-
-
-def _rules(options: Options) -> Iterator[Row]:
-    yield from rules.damage(options.times(6), options.chance)
-
-
-def _remote_clients(options: Options) -> Iterator[Row]:
+def _hold_connections(options: Options) -> Iterator[Row]:
     yield remote_clients.connections_held(60.0 * options.scale)
     yield remote_clients.asked_without_pause(60.0 * options.scale)
 
 
-def _descriptors(options: Options) -> Iterator[Row]:
-    yield remote_clients.descriptors_exhausted(options.times(20))
-
-
-PARTS: Mapping[str, Callable[[Options], Iterator[Row]]] = {
-    "kills": _kills,
-    "stops": _stops,
-    "switches": _switches,
-    "handovers": _handovers,
-    "instances": _instances,
-    "server": _server,
-    "churn": _churn,
-    "lies": _lies,
-    "rules": _rules,
-    "remote-clients": _remote_clients,
-    "descriptors": _descriptors,
+PARTS: Mapping[str, Callable[[Options], Iterable[Row]]] = {
+    "kills": lambda options: _in_each_mode(
+        "kill -9 at a random moment",
+        restarts.stops(signal.SIGKILL, options.times(30), options.chance),
+    ),
+    "stops": lambda options: _in_each_mode(
+        "SIGTERM and start", restarts.stops(signal.SIGTERM, options.times(20), options.chance)
+    ),
+    "switches": lambda options: _in_each_mode(
+        "mode switched while running", restarts.mode_switches(options.times(20))
+    ),
+    "handovers": _hand_over,
+    "instances": lambda options: _in_each_mode("a second instance", restarts.instances(options.times(8))),
+    "server": lambda options: _in_each_mode(
+        "API server away, cut, lying", api_server.server_faults(options.times(15), options.chance)
+    ),
+    "churn": lambda options: _in_each_mode(
+        "churn of 10000/s, events", api_server.churn(30.0 * options.scale, 10_000)
+    ),
+    "lies": lambda options: [api_server.lies(api_server.choose_forms(), options.times(100))],
+    "rules": lambda options: rules.damage(options.times(6), options.chance),
+    "remote-clients": _hold_connections,
+    "descriptors": lambda options: [remote_clients.descriptors_exhausted(options.times(20))],
 }
 
 
@@ -134,17 +100,11 @@ def run(given: argparse.Namespace) -> Any:
     """With --only, other rows of an earlier run are kept."""
     logging.disable()  # messages of a client about a lying server
     options = Options(given.scale, random.Random(given.seed), given.kube_proxy)
-    print("| fault | mode | times | connections | lost | result | memory, kB | seconds |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
     made = []
     for part in given.only or PARTS:
         for row in PARTS[part](options):
             made.append(row)
-            print(
-                f"| {row.fault} | {row.mode} | {row.times} | {row.connections} | {row.lost} | {row.result} "
-                f"| {row.growth_kb} | {row.seconds:.0f} |",
-                flush=True,
-            )
+            print_row(msgspec.structs.asdict(row))
     print(f"\n{sum(row.connections for row in made)} connections made, {sum(row.lost for row in made)} lost")
     rows = kept(given.json, made) if given.only and given.json is not None else made
     return {"faults": msgspec.to_builtins(rows)}

@@ -1,16 +1,20 @@
-"""The Debian package: the tree in /opt/pointsman, a unit, a configuration to start with, manuals and completions."""
+"""The Debian package: the tree in /opt/pointsman, a unit, a configuration to start with, manuals and completions.
+
+One package for every Debian and Ubuntu whose Python is in PYTHONS. Byte code is made where it is installed, by that system's Python.
+"""
 
 from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import NamedTuple
 
-from scripts.release.source import ROOT, SUMMARY, Source
-from scripts.release.tree import PREFIX, SystemPython, compile_command, packages_directory
+from scripts.release.source import ROOT, SUMMARY, URLS, VENDOR, Source
+from scripts.release.tree import PACKAGES, PREFIX, PYTHONS
 
 CONFIGURATION = "/etc/pointsman/config.yaml"
 MANIFESTS = "/etc/pointsman/manifests"
@@ -20,26 +24,35 @@ COMPLETIONS = {
     "fish": "usr/share/fish/vendor_completions.d/pointsman.fish",
 }
 
-_POSTINST = """#!/bin/sh
+_POSTINST = f"""#!/bin/sh
 set -e
-if [ "$1" = configure ] && [ -d /run/systemd/system ]; then
-    systemctl daemon-reload
-    if [ -n "$2" ]; then systemctl try-restart pointsman.service; fi
-fi
+case "$1" in
+configure|triggered)
+    {PREFIX}/bin/python3 -m compileall -q -o 0 -o 2 --invalidation-mode unchecked-hash {PACKAGES}
+    if [ -d /run/systemd/system ]; then
+        systemctl daemon-reload
+        if [ -n "$2" ]; then systemctl try-restart pointsman.service; fi
+    fi
+esac
 """
 """A first installation starts nothing: a proxy changes the node's network, so an administrator must enable it."""
 
-_PRERM = """#!/bin/sh
+_PRERM = f"""#!/bin/sh
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl disable --now --quiet pointsman.service || true
 fi
+find {PACKAGES} -name __pycache__ -prune -exec rm -r {{}} +
 """
 
 _POSTRM = """#!/bin/sh
 set -e
 if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 """
+
+_SCRIPTS = {"postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
+_TRIGGERS = "interest-noawait /usr/bin/python3\n"
+"""The system has got another Python: compile for it, and run on it."""
 
 _COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: pointsman
@@ -49,47 +62,28 @@ Copyright: The Pointsman authors
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
 
-Files: opt/pointsman/lib/*/site-packages/*
+Files: opt/pointsman/lib/site-packages/*
 Copyright: the authors of each distribution
 License: other
  Each distribution in this directory, other than pointsman, has its licence in its .dist-info directory.
 """
 
 
-class Host(NamedTuple):
-    """The system that the package is for: the one it is built on."""
-
-    architecture: str
-    python: SystemPython
-
-
-def this_host() -> Host:
-    """Its own Python, not the one of a virtual environment."""
-    python = "/usr/bin/python3"
-    asked = subprocess.run(
-        (python, "-c", "import sys; print(*sys.version_info[:2])"), check=True, capture_output=True, text=True
-    )
-    major, minor = map(int, asked.stdout.split())
-    architecture = subprocess.run(
-        ("dpkg", "--print-architecture"), check=True, capture_output=True, text=True
-    ).stdout.strip()
-    return Host(architecture, SystemPython(python, (major, minor)))
-
-
-def control(source: Source, host: Host, kilobytes: int) -> str:
-    major, minor = host.python.version
+def control(source: Source, architecture: str, kilobytes: int) -> str:
+    homepage = f"Homepage: {URLS['Homepage']}\n" if "Homepage" in URLS else ""
+    first, last = PYTHONS[0], PYTHONS[-1]
+    after = f"3.{int(last.removeprefix('3.')) + 1}"
     return f"""Package: pointsman
-Version: {source.version}
+Version: {debian_version(source.version)}
 Section: net
 Priority: optional
-Architecture: {host.architecture}
-Maintainer: The Pointsman authors <authors@pointsman.example>
+Architecture: {architecture}
+Maintainer: {VENDOR}
 Installed-Size: {kilobytes}
-Depends: python3 (>= {major}.{minor}~), python3 (<< {major}.{minor + 1}~)
+Depends: python3 (>= {first}~), python3 (<< {after}~)
 Recommends: iptables, kmod
 Suggests: ipset, nftables
-Homepage: https://pointsman.example
-Description: {SUMMARY}
+{homepage}Description: {SUMMARY}
  Pointsman turns Services and EndpointSlices, from an API server or from files,
  into nftables, iptables or ipvs rules of this node, as kube-proxy does, and
  says for every packet where it goes and why. Packets never pass through it.
@@ -99,9 +93,19 @@ Description: {SUMMARY}
 """
 
 
+def debian_version(version: str) -> str:
+    """Return the version so that a candidate sorts before its release: 0.2.0rc1 becomes 0.2.0~rc1."""
+    return re.sub(r"(?<=\d)(?=(a|b|rc)\d)", "~", version)
+
+
 def furnish(tree: Path, source: Source) -> None:
-    """Everything around the program; `tree` holds the environment already."""
-    _copy(ROOT / "deploy/systemd/pointsman.service", tree / "usr/lib/systemd/system/pointsman.service")
+    """Add everything around the program."""
+    unit = tree / "usr/lib/systemd/system/pointsman.service"
+    _copy(ROOT / "deploy/systemd/pointsman.service", unit)
+    if "Documentation" in URLS:
+        unit.write_text(
+            unit.read_text().replace("man:pointsman(8)", f"man:pointsman(8) {URLS['Documentation']}")
+        )
     _copy(ROOT / "deploy/systemd/config.yaml", tree / CONFIGURATION.lstrip("/"))
     (tree / MANIFESTS.lstrip("/")).mkdir(parents=True)
     programs = tree / "usr/bin"
@@ -117,42 +121,38 @@ def furnish(tree: Path, source: Source) -> None:
 
 
 def _document(tree: Path, source: Source) -> None:
-    """The program writes its own manuals and completions: the one inside the tree, on the Python it will have."""
-    program = [str(tree / PREFIX.lstrip("/") / "bin/python3")]
-    environment = {**source.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+    """Let the program write its manuals and completions; the one of this repository, as the tree may be for another machine."""
     manuals = tree / "usr/share/man/man8"
     manuals.mkdir(parents=True)
-    subprocess.run([*program, "-m", "pointsman.cli.manual", str(manuals)], check=True, env=environment)
+    writer = (sys.executable, "-m", "scripts.release.manual", str(manuals))
+    subprocess.run(writer, check=True, env=source.environment, cwd=ROOT)
     for page in sorted(manuals.iterdir()):
-        if page.name == "kube-proxy.8":
-            page.unlink()  # the package installs no such program on the PATH, and another package may
-            continue
-        _compress(page.read_bytes(), page.with_name(f"{page.name}.gz"))
+        if page.name != "kube-proxy.8":  # the package has no such program, and another package may
+            _compress(page.read_bytes(), page.with_name(f"{page.name}.gz"))
         page.unlink()
     for shell, path in COMPLETIONS.items():
         file = tree / path
         file.parent.mkdir(parents=True)
         with file.open("wb") as output:
-            command = [*program, "-m", "pointsman", "completion", shell]
-            subprocess.run(command, check=True, env=environment, stdout=output)
+            command = (sys.executable, "-m", "pointsman", "completion", shell)
+            subprocess.run(command, check=True, env=source.environment, stdout=output)
 
 
-def pack(tree: Path, source: Source, host: Host, into: Path) -> Path:
-    """The package; dpkg-deb sorts names and takes owners and times from nowhere but SOURCE_DATE_EPOCH."""
-    packages = packages_directory(tree, host.python)
-    compiled = compile_command([host.python.path], [str(packages)], levels=(0, 2))
-    prefix = ["-s", str(tree), "-p", "/"]
-    subprocess.run([*compiled, *prefix], check=True, env=source.environment)
+def pack(tree: Path, source: Source, architecture: str, into: Path) -> Path:
+    """Return the package; dpkg-deb sorts names and takes owners and times from nowhere but SOURCE_DATE_EPOCH."""
     debian = tree / "DEBIAN"
     debian.mkdir()
-    (debian / "control").write_text(control(source, host, _kilobytes(tree)))
+    (debian / "control").write_text(control(source, architecture, _kilobytes(tree)))
     (debian / "conffiles").write_text(f"{CONFIGURATION}\n")
-    for name, text in (("postinst", _POSTINST), ("prerm", _PRERM), ("postrm", _POSTRM)):
+    (debian / "triggers").write_text(_TRIGGERS)
+    for name, text in _SCRIPTS.items():
         (debian / name).write_text(text)
     _same_modes_and_times(tree, source.epoch)
-    for name in ("postinst", "prerm", "postrm"):
+    for name in _SCRIPTS:
         (debian / name).chmod(0o755)
-    package = into / f"pointsman_{source.version}_{host.architecture}.deb"
+    package = (
+        into / f"pointsman_{source.version}_{architecture}.deb"
+    )  # no tilde, which download sites replace
     command = ("dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(package))
     subprocess.run(command, check=True, env=source.environment, stdout=subprocess.DEVNULL)
     return package

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 import urllib.error
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from scripts.release.oci import AS_THEY_ARE
 from scripts.release.source import ROOT
+from scripts.release.tree import MACHINES
 
 SUITE = "bookworm"
 PYTHON = "python3.11"
@@ -177,9 +177,5 @@ def _parse_uri_line(line: str) -> Pinned:
 
 
 if __name__ == "__main__":
-    write_lock(
-        subprocess.run(
-            ("dpkg", "--print-architecture"), check=True, capture_output=True, text=True
-        ).stdout.strip()
-    )
-    sys.exit(0)
+    for name in MACHINES:
+        write_lock(name)

@@ -1,4 +1,4 @@
-"""`make image`: the container image, without a container daemon and without pulling a base, into dist/; then tries it.
+"""`make image`: images for all architectures, without a container daemon and without pulling a base, into dist/; tries them.
 
 Two layers: the pinned Debian files, and the program in /opt/pointsman. It behaves like the image of deploy/image/Containerfile:
 environment, entrypoint and command are read from there.
@@ -6,32 +6,22 @@ environment, entrypoint and command are read from there.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from scripts.release import debian_files, oci, sbom, trial
-from scripts.release.package import write_checksums
-from scripts.release.source import DIST, ROOT, SUMMARY, Source, source
-from scripts.release.tree import (
-    PREFIX,
-    SystemPython,
-    build_wheel,
-    compile_command,
-    complete,
-    install_pinned,
-    packages_directory,
-)
+from scripts.release.package import this_architecture
+from scripts.release.source import ROOT, SUMMARY, URLS, VENDOR, Source, read_source, staging
+from scripts.release.tree import MACHINES, PACKAGES, PREFIX, build_tree, build_wheel, find_packages
 
 CACHE = ROOT / "build/debian"
-PYTHON = SystemPython(
-    f"/usr/bin/{debian_files.PYTHON}", (3, int(debian_files.PYTHON.removeprefix("python3.")))
-)
+PYTHON = f"/usr/bin/{debian_files.PYTHON}"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DIRECTORIES = ("dev", "etc/pointsman", "proc", "root", "run/pointsman", "sys", "tmp", "var/tmp")
 _FILES = {
@@ -49,7 +39,7 @@ class Start(NamedTuple):
     command: list[str]
 
 
-def start_of(containerfile: str) -> Start:
+def parse_start(containerfile: str) -> Start:
     """The last ENV, ENTRYPOINT and CMD of a Containerfile; the base's PATH is a system's usual one."""
 
     def last(word: str) -> str:
@@ -63,19 +53,22 @@ def start_of(containerfile: str) -> Start:
     return Start(settings, quoted(last("ENTRYPOINT")), quoted(last("CMD")))
 
 
-def labels(made_from: Source) -> dict[str, str]:
-    prefix = "org.opencontainers.image"
-    return {
-        f"{prefix}.title": "pointsman",
-        f"{prefix}.description": SUMMARY,
-        f"{prefix}.version": made_from.version,
-        f"{prefix}.revision": made_from.revision,
-        f"{prefix}.licenses": "Apache-2.0",
-        f"{prefix}.vendor": "The Pointsman authors",
+def build_labels(source: Source) -> dict[str, str]:
+    found = {
+        "title": "pointsman",
+        "description": SUMMARY,
+        "version": source.version,
+        "revision": source.revision,
+        "licenses": "Apache-2.0",
+        "vendor": VENDOR,
+        "url": URLS.get("Homepage", ""),
+        "documentation": URLS.get("Documentation", ""),
+        "source": URLS.get("Source", ""),
     }
+    return {f"org.opencontainers.image.{name}": text for name, text in found.items() if text}
 
 
-def system(root: Path, architecture: str) -> list[sbom.Component]:
+def build_system(root: Path, architecture: str) -> list[sbom.Component]:
     """The Debian files, and the few that package scripts would have made; what is in them."""
     for name in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / name).mkdir(parents=True)
@@ -89,7 +82,7 @@ def system(root: Path, architecture: str) -> list[sbom.Component]:
     (root / "var/tmp").chmod(0o1777)
     for name, text in _FILES.items():
         (root / name).write_text(text)
-    _trust(root)
+    _write_authorities(root)
     for program in ("iptables", "ip6tables"):
         for suffix in ("", "-save", "-restore"):
             (root / "usr/sbin" / f"{program}{suffix}").symlink_to(f"{program}-nft{suffix}")
@@ -106,7 +99,7 @@ def system(root: Path, architecture: str) -> list[sbom.Component]:
     ]
 
 
-def _trust(root: Path) -> None:
+def _write_authorities(root: Path) -> None:
     """All of Debian's certificate authorities in the one file that OpenSSL reads."""
     one_by_one = root / "usr/share/ca-certificates"
     certificates = sorted(one_by_one.rglob("*.crt"))
@@ -120,59 +113,80 @@ def _trust(root: Path) -> None:
     (root / "usr/lib/ssl/cert.pem").symlink_to("/etc/ssl/certs/ca-certificates.crt")
 
 
-def compile_all(root: Path, made_from: Source) -> None:
-    """By the image's own Python, at the level that it runs with."""
-    as_root = [] if os.geteuid() == 0 else ["unshare", "--map-root-user"]
-    chroot = [*as_root, "chroot", str(root), PYTHON.path]
-    library = f"/usr/lib/{debian_files.PYTHON}"
-    packages = str(packages_directory(Path("/"), PYTHON))
-    environment = {**made_from.environment, "PATH": _SYSTEM_PATH}
-    subprocess.run(compile_command(chroot, [library, packages], levels=(2,)), check=True, env=environment)
+def compile_all(root: Path, native: Path, source: Source) -> None:
+    """Compile for the level that the image runs with, by the Python of this machine's image, whose byte code fits all architectures.
+
+    Without time stamps: the hash of the source stands in each file and is not checked, because images are not edited.
+    """
+    (loader,) = native.glob("usr/lib/*/ld-linux-*.so.*")
+    libraries = ":".join(str(path) for path in native.glob("usr/lib/*-linux-gnu"))
+    python = [str(loader), "--library-path", libraries, f"{native}{PYTHON}"]
+    command = [*python, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "-o", "2"]
+    places = [f"{root}/usr/lib/{debian_files.PYTHON}", f"{root}{PACKAGES}"]
+    environment = {**source.environment, "PYTHONHOME": f"{native}/usr", "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([*command, "-s", str(root), "-p", "/", *places], check=True, env=environment)
 
 
-def build(architecture: str, made_from: Source) -> tuple[bytes, str]:
-    """The archive, and the bill of materials of what is inside."""
+class Built(NamedTuple):
+    """One image, and what is inside."""
+
+    image: oci.Image
+    components: list[sbom.Component]
+
+
+def build_images(source: Source) -> Iterator[Built]:
+    """One image per architecture."""
+    start = parse_start((ROOT / "deploy/image/Containerfile").read_text())
     with tempfile.TemporaryDirectory() as directory:
-        root, wheels = Path(directory) / "root", Path(directory) / "wheels"
-        components = system(root, architecture)
-        build_wheel(wheels, made_from)
-        (wheel,) = wheels.glob("*.whl")
-        packages = packages_directory(root, PYTHON)
-        install_pinned(packages, PYTHON, wheel, made_from)
-        complete(root, PYTHON)
-        compile_all(root, made_from)
-        components += sbom.python_components(packages)
-        below = sorted(path.name for path in root.iterdir() if path.name != "opt")
-        layers = (
-            oci.layer(root, below, made_from.epoch, f"Debian {debian_files.SUITE}, pinned packages"),
-            oci.layer(root, [PREFIX.lstrip("/")], made_from.epoch, f"pointsman {made_from.version}"),
-        )
-    start = start_of((ROOT / "deploy/image/Containerfile").read_text())
-    image = oci.Image(
-        "pointsman", made_from.version, architecture, made_from.epoch, labels(made_from), *start
-    )
-    return oci.archive(image, layers), sbom.bill(made_from, "container image", components)
+        wheel = build_wheel(Path(directory) / "wheels", source)
+        roots = {architecture: Path(directory) / architecture for architecture in MACHINES}
+        components = {}
+        for architecture, root in roots.items():
+            components[architecture] = build_system(root, architecture)
+            python = debian_files.PYTHON.removeprefix("python")
+            build_tree(root, architecture, [python], PYTHON, wheel, source)
+            components[architecture] += sbom.python_components(find_packages(root))
+        for architecture, root in roots.items():
+            compile_all(root, roots[this_architecture()], source)
+            below = sorted(path.name for path in root.iterdir() if path.name != "opt")
+            layers = (
+                oci.build_layer(root, below, source.epoch, f"Debian {debian_files.SUITE}, pinned packages"),
+                oci.build_layer(root, [PREFIX.lstrip("/")], source.epoch, f"pointsman {source.version}"),
+            )
+            image = oci.Image(architecture, source.epoch, build_labels(source), *start, layers)
+            yield Built(image, components[architecture])
+
+
+def build(into: Path, source: Source) -> dict[str, bytes]:
+    """Write an archive per architecture for nodes, and one of all for registries; return the former."""
+    every = oci.Layout("pointsman", source.version, source.epoch)
+    entries, archives = [], {}
+    name = f"pointsman-image-{source.version}"
+    for built in build_images(source):
+        layout = oci.Layout("pointsman", source.version, source.epoch)
+        content = layout.to_archive(layout.add_image(built.image))
+        archive = into / f"{name}-{built.image.architecture}.tar"
+        archive.write_bytes(content)
+        sbom.write_bill(source, archive, built.components)
+        archives[built.image.architecture] = content
+        entries.append(every.add_image(built.image))
+    index = every.add_index(entries, build_labels(source))
+    (into / f"{name}.tar").write_bytes(every.to_archive(index))
+    (into / f"{name}.digest").write_text(f"{index['digest']}\n")
+    return archives
 
 
 def main() -> int:
-    architecture = subprocess.run(
-        ("dpkg", "--print-architecture"), check=True, capture_output=True, text=True
-    ).stdout.strip()
-    if not debian_files.lock_file(architecture).exists():
-        print(
-            f"make image: nothing is pinned for {architecture}: python -m scripts.release.debian_files",
-            file=sys.stderr,
-        )
+    if this_architecture() not in MACHINES:
+        print(f"make image: build on one of {', '.join(MACHINES)}", file=sys.stderr)
         return 1
-    made_from = source()
-    content, bill = build(architecture, made_from)
-    DIST.mkdir(exist_ok=True)
-    name = f"pointsman-{made_from.version}-image-{architecture}"
-    (DIST / f"{name}.tar").write_bytes(content)
-    (DIST / f"{name}.cdx.json").write_text(bill)
-    write_checksums(DIST)
-    print(f"{len(content):>10}  dist/{name}.tar")
-    trial.try_image(content)
+    trial.require_root("make image")
+    with staging("pointsman-image-*") as directory:
+        for architecture, content in build(directory, read_source()).items():
+            if architecture == this_architecture():
+                trial.try_image(content)
+            else:
+                trial.try_foreign_image(content, MACHINES[architecture])
     return 0
 
 

@@ -1,7 +1,7 @@
-"""A container image as an archive of our own: layers, a configuration, and the indices that the loaders look for.
+"""OCI layouts as archives: images for one architecture or several, and charts. No daemon and no registry is needed.
 
-The archive is an OCI layout; with one more file it is also what `docker load` has always read. Same tree, same bytes:
-names are sorted, owners are root, times are the commit's, and gzip's header is empty.
+Same content, same bytes: names are sorted, owners are root, times are the commit's, and gzip's header is empty. With one more
+file, the archive of one image is also what every `docker load` reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 AS_THEY_ARE: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 """For files whose hashes were checked. Debian 12's Python is older than the argument."""
 
+Descriptor = dict[str, Any]
+
 
 class Layer(NamedTuple):
     """A part of the file system, packed."""
@@ -36,24 +38,91 @@ class Layer(NamedTuple):
 class Image(NamedTuple):
     """What runs, and how."""
 
-    name: str
-    version: str
     architecture: str
     epoch: int
     labels: Mapping[str, str]
     environment: Sequence[str]
     entrypoint: Sequence[str]
     command: Sequence[str]
+    layers: Sequence[Layer]
 
 
-def layer(root: Path, names: Iterable[str], epoch: int, comment: str) -> Layer:
+class Layout:
+    """The blobs of one archive."""
+
+    def __init__(self, name: str, version: str, epoch: int) -> None:
+        self.reference = f"{name}:{version}"
+        self._version = version
+        self._epoch = epoch
+        self._files = {"oci-layout": encode_json({"imageLayoutVersion": "1.0.0"})}
+
+    def add(self, media_type: str, content: bytes) -> Descriptor:
+        digest = compute_digest(content)
+        self._files[_blob(digest)] = content
+        return {"mediaType": media_type, "digest": digest, "size": len(content)}
+
+    def add_manifest(
+        self, config: Descriptor, layers: Sequence[Descriptor], annotations: Mapping[str, str]
+    ) -> Descriptor:
+        return self.add(
+            MANIFEST,
+            encode_json(
+                {
+                    "schemaVersion": 2,
+                    "mediaType": MANIFEST,
+                    "config": config,
+                    "layers": layers,
+                    "annotations": dict(annotations),
+                }
+            ),
+        )
+
+    def add_image(self, image: Image) -> Descriptor:
+        config = self.add(CONFIG, encode_json(build_configuration(image)))
+        layers = [self.add(LAYER, each.packed) for each in image.layers]
+        for_docker = {
+            "Config": _blob(config["digest"]),
+            "RepoTags": [self.reference],
+            "Layers": [_blob(each["digest"]) for each in layers],
+        }
+        self._files["manifest.json"] = encode_json([for_docker])
+        platform = {"architecture": image.architecture, "os": "linux"}
+        return {**self.add_manifest(config, layers, image.labels), "platform": platform}
+
+    def add_index(self, manifests: Sequence[Descriptor], annotations: Mapping[str, str]) -> Descriptor:
+        """Return one entry for images of several architectures, which old versions of `docker load` cannot read."""
+        self._files.pop("manifest.json", None)
+        index = {
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": manifests,
+            "annotations": dict(annotations),
+        }
+        return self.add(INDEX, encode_json(index))
+
+    def to_archive(self, entry: Descriptor) -> bytes:
+        """Return an uncompressed tar file in which `entry` has the layout's name and version."""
+        annotations = {
+            "io.containerd.image.name": f"docker.io/library/{self.reference}",
+            "org.opencontainers.image.ref.name": self._version,
+        }
+        named = {**entry, "annotations": annotations}
+        index = encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [named]})
+        output = io.BytesIO()
+        with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, content in sorted({**self._files, "index.json": index}.items()):
+                add_bytes(tar, name, content, self._epoch)
+        return output.getvalue()
+
+
+def build_layer(root: Path, names: Iterable[str], epoch: int, comment: str) -> Layer:
     """The files and directories `names` of a tree, with all that is below them."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted({found for name in names for found in _with_parents_and_all_below(root, name)}):
             _add(tar, root, path, epoch)
     content = output.getvalue()
-    return Layer(gzip.compress(content, 9, mtime=0), _digest(content), comment)
+    return Layer(gzip.compress(content, 6, mtime=0), compute_digest(content), comment)
 
 
 def _with_parents_and_all_below(root: Path, name: str) -> list[str]:
@@ -82,44 +151,13 @@ def _add(tar: tarfile.TarFile, root: Path, name: str, epoch: int) -> None:
     tar.addfile(entry)
 
 
-def archive(image: Image, layers: Sequence[Layer]) -> bytes:
-    """The whole image as one uncompressed tar file."""
-    blobs: dict[str, bytes] = {}
-
-    def stored(media_type: str, content: bytes) -> dict[str, Any]:
-        digest = _digest(content)
-        blobs[digest] = content
-        return {"mediaType": media_type, "digest": digest, "size": len(content)}
-
-    parts = [stored(LAYER, each.packed) for each in layers]
-    config = stored(CONFIG, _json(configuration(image, layers)))
-    manifest: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": config,
-        "layers": parts,
-        "annotations": dict(image.labels),
-    }
-    entry = stored(MANIFEST, _json(manifest))
-    entry["platform"] = {"architecture": image.architecture, "os": "linux"}
-    reference = f"{image.name}:{image.version}"
-    entry["annotations"] = {
-        "io.containerd.image.name": f"docker.io/library/{reference}",
-        "org.opencontainers.image.ref.name": image.version,
-    }
-    for_docker = {
-        "Config": _blob(config["digest"]),
-        "RepoTags": [reference],
-        "Layers": [_blob(part["digest"]) for part in parts],
-    }
-    files = {_blob(digest): content for digest, content in blobs.items()}
-    files["oci-layout"] = _json({"imageLayoutVersion": "1.0.0"})
-    files["index.json"] = _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]})
-    files["manifest.json"] = _json([for_docker])
-    return _tar_of(files, image.epoch)
+def add_bytes(tar: tarfile.TarFile, name: str, content: bytes, epoch: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(content), epoch, 0o644
+    tar.addfile(entry, io.BytesIO(content))
 
 
-def configuration(image: Image, layers: Sequence[Layer]) -> dict[str, Any]:
+def build_configuration(image: Image) -> dict[str, Any]:
     created = datetime.fromtimestamp(image.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "created": created,
@@ -132,24 +170,24 @@ def configuration(image: Image, layers: Sequence[Layer]) -> dict[str, Any]:
             "WorkingDir": "/",
             "Labels": dict(image.labels),
         },
-        "rootfs": {"type": "layers", "diff_ids": [each.unpacked_digest for each in layers]},
-        "history": [{"created": created, "created_by": each.comment} for each in layers],
+        "rootfs": {"type": "layers", "diff_ids": [each.unpacked_digest for each in image.layers]},
+        "history": [{"created": created, "created_by": each.comment} for each in image.layers],
     }
 
 
 def unpack(content: bytes, root: Path) -> dict[str, Any]:
-    """The reverse, as a container runtime does it: checks every digest, writes the files, returns the configuration."""
+    """Unpack one image as a runtime does: check every digest, write the files, return the configuration."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         files = {member.name: _read(tar, member) for member in tar if member.isreg()}
     for name, blob in files.items():
-        if name.startswith("blobs/") and _blob(_digest(blob)) != name:
+        if name.startswith("blobs/") and _blob(compute_digest(blob)) != name:
             raise ValueError(f"{name} holds other bytes than its name says")
     (entry,) = json.loads(files["index.json"])["manifests"]
     manifest = json.loads(files[_blob(entry["digest"])])
     configured: dict[str, Any] = json.loads(files[_blob(manifest["config"]["digest"])])
     for part, digest in zip(manifest["layers"], configured["rootfs"]["diff_ids"], strict=True):
         unpacked = gzip.decompress(files[_blob(part["digest"])])
-        if _digest(unpacked) != digest:
+        if compute_digest(unpacked) != digest:
             raise ValueError("a layer holds other bytes than the configuration says")
         with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
             tar.extractall(root, **AS_THEY_ARE)
@@ -161,17 +199,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return b"" if file is None else file.read()
 
 
-def _tar_of(files: Mapping[str, bytes], epoch: int) -> bytes:
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in sorted(files.items()):
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mtime, entry.mode = len(content), epoch, 0o644
-            tar.addfile(entry, io.BytesIO(content))
-    return output.getvalue()
-
-
-def _digest(content: bytes) -> str:
+def compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -179,5 +207,5 @@ def _blob(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 
-def _json(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,58 +1,54 @@
-"""`make package`: wheel, sdist, Debian package, bill of materials and checksums, into dist/."""
+"""`make package`: wheel, sdist, Debian packages and chart, each with a bill of materials, into dist/; tries the package."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from scripts.release import deb, sbom, trial
-from scripts.release.source import DIST, Source, source
-from scripts.release.tree import build_wheel, complete, install_pinned, packages_directory
+from scripts.release import chart, deb, sbom, trial
+from scripts.release.source import Source, read_source, staging
+from scripts.release.tree import MACHINES, PYTHONS, build_tree, build_wheel, find_packages
 
 
-def build(into: Path, made_from: Source) -> None:
-    build_wheel(into, made_from, ("sdist", "wheel"))
-    (wheel,) = into.glob("*.whl")
-    host = deb.this_host()
-    with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory) / "tree"
-        packages = packages_directory(tree, host.python)
-        install_pinned(packages, host.python, wheel, made_from)
-        complete(tree, host.python)
-        components = sbom.python_components(packages)
-        deb.furnish(tree, made_from)
-        package = deb.pack(tree, made_from, host, into)
-    bill = into / f"pointsman-{made_from.version}.cdx.json"
-    bill.write_text(sbom.bill(made_from, package.name, components))
+def this_architecture() -> str:
+    command = ("dpkg", "--print-architecture")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def write_checksums(directory: Path) -> None:
-    """As `sha256sum --check` reads them."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(directory.iterdir())
-        if path.is_file() and path.name != "SHA256SUMS"
-    ]
-    (directory / "SHA256SUMS").write_text("".join(lines))
+def build(into: Path, source: Source) -> None:
+    wheel = build_wheel(into, source, ("sdist", "wheel"))
+    pinned = sbom.pinned_components()
+    for path in tuple(into.iterdir()):
+        sbom.write_bill(source, path, pinned, inside=False)
+    for architecture in MACHINES:
+        with tempfile.TemporaryDirectory() as directory:
+            tree = Path(directory) / "tree"
+            build_tree(tree, architecture, PYTHONS, "/usr/bin/python3", wheel, source)
+            components = sbom.python_components(find_packages(tree))
+            deb.furnish(tree, source)
+            sbom.write_bill(source, deb.pack(tree, source, architecture, into), components)
+    name = f"pointsman-chart-{source.version}"
+    archive = into / f"{name}.tgz"
+    archive.write_bytes(chart.build_chart(source))
+    sbom.write_bill(source, archive, ())
+    layout, digest = chart.build_layout(source, archive.read_bytes())
+    (into / f"{name}.oci.tar").write_bytes(layout)
+    (into / f"{name}.digest").write_text(f"{digest}\n")
 
 
 def main() -> int:
     if shutil.which("dpkg-deb") is None:
         print("make package: dpkg-deb is missing; build on Debian or Ubuntu", file=sys.stderr)
         return 1
-    DIST.mkdir(exist_ok=True)
-    for old in DIST.glob("pointsman[-_]*"):
-        if "image" not in old.name:
-            old.unlink()
-    build(DIST, source())
-    write_checksums(DIST)
-    (package,) = DIST.glob("*.deb")
-    trial.try_package(package)
-    for path in sorted(DIST.iterdir()):
-        print(f"{path.stat().st_size:>10}  dist/{path.name}")
+    trial.require_root("make package")
+    source = read_source()
+    with staging("pointsman[-_][0-9]*", "pointsman-chart-*") as directory:
+        build(directory, source)
+        (package,) = directory.glob(f"*_{this_architecture()}.deb")
+        trial.try_package(package)
     return 0
 
 

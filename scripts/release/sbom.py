@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from scripts.release.source import Source
+from scripts.release.source import ROOT, Source
 
 _NAMESPACE = uuid.UUID("5f2f6a52-6f0e-5a35-9a5c-3c1f6b9d7f10")
 
@@ -35,6 +37,12 @@ def python_components(site_packages: Path) -> list[Component]:
     return sorted(found)
 
 
+def pinned_components() -> list[Component]:
+    """What requirements/run.txt installs: what the wheel needs, in the versions that were tested."""
+    pins = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/run.txt").read_text(), re.MULTILINE)
+    return [Component(name, version, f"pkg:pypi/{name}@{version}") for name, version in pins]
+
+
 def _licence(each: Distribution) -> str:
     """An SPDX expression where the package gives one, else its own text."""
     for field in ("License-Expression", "License"):
@@ -47,9 +55,20 @@ def _licence(each: Distribution) -> str:
     return classifiers[0].rpartition(" :: ")[2] if classifiers else ""
 
 
-def bill(source: Source, artefact: str, components: Iterable[Component]) -> str:
-    """The document; the same source and components give the same text."""
-    listed = [_component(each) for each in sorted(components)]
+def write_bill(
+    source: Source, artefact: Path, components: Iterable[Component], *, inside: bool = True
+) -> None:
+    """Write NAME.cdx.json beside an artefact; without `inside` the components are those that it needs elsewhere."""
+    digest = hashlib.sha256(artefact.read_bytes()).hexdigest()
+    text = build_bill(source, artefact.name, digest, components, inside=inside)
+    artefact.with_name(f"{artefact.name}.cdx.json").write_text(text)
+
+
+def build_bill(
+    source: Source, artefact: str, digest: str, components: Iterable[Component], *, inside: bool = True
+) -> str:
+    """Return the document; the same source and components give the same text."""
+    listed = [_build_component(each, inside) for each in sorted(components)]
     itself = f"pkg:pypi/pointsman@{source.version}"
     serial = uuid.uuid5(_NAMESPACE, json.dumps([artefact, source.revision, listed]))
     document = {
@@ -67,7 +86,11 @@ def bill(source: Source, artefact: str, components: Iterable[Component]) -> str:
                 "version": source.version,
                 "purl": itself,
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
-                "properties": [{"name": "artefact", "value": artefact}],
+                "hashes": [{"alg": "SHA-256", "content": digest}],
+                "properties": [
+                    {"name": "pointsman:artefact", "value": artefact},
+                    {"name": "pointsman:revision", "value": source.revision},
+                ],
             },
         },
         "components": listed,
@@ -76,7 +99,7 @@ def bill(source: Source, artefact: str, components: Iterable[Component]) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _component(each: Component) -> dict[str, Any]:
+def _build_component(each: Component, inside: bool) -> dict[str, Any]:
     made: dict[str, Any] = {
         "type": "library",
         "bom-ref": each.purl,
@@ -84,6 +107,8 @@ def _component(each: Component) -> dict[str, Any]:
         "version": each.version,
         "purl": each.purl,
     }
+    if not inside:
+        made["scope"] = "excluded"
     if each.licence:
         made["licenses"] = [{"license": {"name": each.licence}}]
     return made

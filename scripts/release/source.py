@@ -1,17 +1,24 @@
-"""What is built and from when: the version, the commit and its time, which all artefacts bear."""
+"""What is built and from when: the version, the commit and its time, which all artefacts bear; where artefacts go."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pointsman import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
-SUMMARY = "kube-proxy for every node: drop-in, explainable, fast"
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SUMMARY: str = PROJECT["description"].rstrip(".")
+URLS: dict[str, str] = PROJECT.get("urls", {})
+VENDOR: str = PROJECT["authors"][0]["name"]
 
 
 class Source(NamedTuple):
@@ -29,7 +36,7 @@ class Source(NamedTuple):
         return {**os.environ, "SOURCE_DATE_EPOCH": str(self.epoch), "PYTHONHASHSEED": "0"}
 
 
-def source(root: Path = ROOT) -> Source:
+def read_source(root: Path = ROOT) -> Source:
     """SOURCE_DATE_EPOCH wins over the commit's time, as everywhere."""
     revision = _git(root, "rev-parse", "HEAD")
     if _git(root, "status", "--porcelain", "--untracked-files=no"):
@@ -42,3 +49,20 @@ def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(
         ("git", "-C", str(root), *arguments), check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+@contextlib.contextmanager
+def staging(*replaced: str, dist: Path = DIST) -> Iterator[Path]:
+    """A directory whose files are moved to dist/ when the block ends without an error.
+
+    Files in dist/ that match `replaced` are removed first, and so are checksums: nothing there is unchecked or stale.
+    """
+    dist.mkdir(exist_ok=True)
+    for pattern in (*replaced, "SHA256SUMS*"):
+        for old in dist.glob(pattern):
+            old.unlink()
+    with tempfile.TemporaryDirectory(dir=dist.parent, prefix=".dist-") as directory:
+        yield Path(directory)
+        for path in sorted(Path(directory).iterdir()):
+            path.rename(dist / path.name)
+            print(f"{(dist / path.name).stat().st_size:>10}  dist/{path.name}")

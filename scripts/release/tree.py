@@ -1,79 +1,98 @@
 """Pointsman as a directory: a virtual environment of its own in /opt/pointsman, on a Python that the system brings.
 
-The Debian package and the image hold the same tree, and the unit file and the image's PATH name the same programs.
-Nothing in it depends on when or where it was made.
+Debian packages and images hold the same tree. One directory of packages serves several versions of Python, because extension
+modules bear version and architecture in their names (`_core.cpython-311-x86_64-linux-gnu.so`): an interpreter imports
+its own. Nothing in the tree depends on when, where or by which Python it was made.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tomllib
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from scripts.release.source import ROOT, Source
+from scripts.release.source import PROJECT, ROOT, Source
 
 PREFIX = "/opt/pointsman"
-PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+PACKAGES = f"{PREFIX}/lib/site-packages"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Debian's name of an architecture, and the kernel's, which wheels use."""
+PROGRAMS: dict[str, str] = PROJECT["scripts"]
 """Each with its module and function, as installers read them."""
+_INSTALLERS_ONLY = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
-class SystemPython(NamedTuple):
-    """The interpreter that the tree will run on."""
-
-    path: str
-    version: tuple[int, int]
-
-    @property
-    def short(self) -> str:
-        return "{}.{}".format(*self.version)
+def find_packages(tree: Path) -> Path:
+    return tree / PACKAGES.lstrip("/")
 
 
-def packages_directory(tree: Path, python: SystemPython) -> Path:
-    return tree / PREFIX.lstrip("/") / "lib" / f"python{python.short}" / "site-packages"
-
-
-def build_wheel(into: Path, source: Source, targets: Sequence[str] = ("wheel",)) -> None:
-    """The same bytes whenever it is built: hatchling takes SOURCE_DATE_EPOCH."""
+def build_wheel(into: Path, source: Source, targets: Sequence[str] = ("wheel",)) -> Path:
+    """Return the wheel; the same bytes whenever it is built, as hatchling takes SOURCE_DATE_EPOCH."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(into)]
     for target in targets:
         command += ["--target", target]
-    _run(command, source, cwd=ROOT)
+    subprocess.run(command, check=True, env=source.environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+    (wheel,) = into.glob("*.whl")
+    return wheel
 
 
-def install_pinned(directory: Path, python: SystemPython, wheel: Path, source: Source) -> None:
-    """The dependencies of the lock, checked by hash, and the wheel; only what was built before, for that Python."""
-    target = [
-        *("--target", str(directory), "--no-compile", "--only-binary", ":all:", "--quiet"),
-        *("--python-version", python.short, "--implementation", "cp", "--disable-pip-version-check"),
-    ]
-    pip = [sys.executable, "-m", "pip", "install"]
-    lock = str(ROOT / "requirements/run.txt")
-    _run([*pip, *target, "--no-deps", "--require-hashes", "--requirement", lock], source)
-    shutil.rmtree(directory / "bin", ignore_errors=True)
-    _run([*pip, *target, "--no-deps", "--no-index", str(wheel)], source)
-
-
-def complete(tree: Path, python: SystemPython) -> None:
-    """Around installed packages: the environment's own files, and nothing that only installers need."""
-    home = tree / PREFIX.lstrip("/")
-    packages = packages_directory(tree, python)
-    for leftover in ("bin", "__pycache__"):
-        shutil.rmtree(packages / leftover, ignore_errors=True)
+def build_tree(
+    tree: Path, architecture: str, pythons: Sequence[str], interpreter: str, wheel: Path, source: Source
+) -> None:
+    """The environment with the dependencies of the lock, checked by hash, and the wheel; no compiler is needed."""
+    packages = find_packages(tree)
+    packages.mkdir(parents=True)
+    for python in pythons:
+        with tempfile.TemporaryDirectory() as directory:
+            _download(Path(directory), architecture, python, source)
+            for path in sorted(Path(directory).iterdir()):
+                unpack_wheel(path, packages)
+    unpack_wheel(wheel, packages)
     for information in packages.glob("*.dist-info"):
-        for name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
+        for name in _INSTALLERS_ONLY:
             (information / name).unlink(missing_ok=True)
+    complete(tree, pythons, interpreter)
+
+
+def _download(into: Path, architecture: str, python: str, source: Source) -> None:
+    machine = MACHINES[architecture]
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+        *("--dest", str(into), "--only-binary", ":all:", "--no-deps", "--require-hashes"),
+        *("--implementation", "cp", "--python-version", python),
+        *("--platform", f"manylinux2014_{machine}", "--platform", f"manylinux_2_28_{machine}"),
+        *("--requirement", str(ROOT / "requirements/run.txt")),
+    ]
+    done = subprocess.run(command, check=False, env=source.environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the pinned packages for {architecture}, Python {python}: {done.stderr.strip()}")
+
+
+def unpack_wheel(wheel: Path, packages: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        if any(name.split("/")[0].endswith(".data") for name in archive.namelist()):
+            raise RuntimeError(f"{wheel.name}: files outside of site-packages are not supported")
+        archive.extractall(packages)
+
+
+def complete(tree: Path, pythons: Sequence[str], interpreter: str) -> None:
+    """Around the packages: what makes them an environment, and the programs."""
+    home = tree / PREFIX.lstrip("/")
+    for python in pythons:
+        library = home / "lib" / f"python{python}"
+        library.mkdir()
+        (library / "site-packages").symlink_to("../site-packages")
     programs = home / "bin"
-    programs.mkdir(parents=True)
+    programs.mkdir()
     for name in ("python", "python3"):
-        (programs / name).symlink_to(python.path)
+        (programs / name).symlink_to(interpreter)
     (home / "pyvenv.cfg").write_text(
-        f"home = {os.path.dirname(python.path)}\n"  # noqa: PTH120  a path of the target, not of this machine
-        f"include-system-site-packages = false\nversion = {python.short}\n"
+        f"home = {os.path.dirname(interpreter)}\ninclude-system-site-packages = false\n"  # noqa: PTH120  not a path of this machine
     )
     for name, entry in PROGRAMS.items():
         module, function = entry.split(":")
@@ -82,17 +101,3 @@ def complete(tree: Path, python: SystemPython) -> None:
             f"#!{PREFIX}/bin/python3\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
         )
         program.chmod(0o755)
-
-
-def compile_command(
-    interpreter: Sequence[str], directories: Sequence[str], levels: Sequence[int]
-) -> list[str]:
-    """Compile without time stamps, by the hash of the source, which is not checked: installed files are not edited."""
-    command = [*interpreter, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash"]
-    for level in levels:
-        command += ["-o", str(level)]
-    return [*command, *directories]
-
-
-def _run(command: Sequence[str], source: Source, cwd: Path | None = None) -> None:
-    subprocess.run(command, check=True, env=source.environment, cwd=cwd)

@@ -41,18 +41,16 @@ class Failed(RuntimeError):
     """The artefact does not do what it should."""
 
 
-def can_run() -> bool:
-    """Whether the trial can run; only root may create these namespaces. Prints why not."""
-    if os.geteuid() == 0 and shutil.which("nft"):
-        return True
-    print("==> not tried: that needs root and the program nft")
-    return False
+def require_root(command: str) -> None:
+    """Exit unless the trial can run: what was not tried is not left in dist/."""
+    if os.geteuid() != 0:
+        raise SystemExit(f"{command}: run as root: what it builds is tried in a network namespace")
+    if not shutil.which("nft"):
+        raise SystemExit(f"{command}: the program nft is missing")
 
 
 def try_package(package: Path) -> None:
     """Installs it with dpkg on a throw-away layer above this machine's root, and runs the command of its unit."""
-    if not can_run():
-        return
     with _above_this_root() as root:
         inside = root / "tmp" / package.name
         shutil.copyfile(package, inside)
@@ -76,8 +74,6 @@ def try_package(package: Path) -> None:
 
 def try_image(content: bytes) -> None:
     """Unpacks it as a runtime does, and starts its entrypoint on a read-only root; every library must be there."""
-    if not can_run():
-        return
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "root"
         configured = oci.unpack(content, root)["config"]
@@ -97,18 +93,53 @@ def try_image(content: bytes) -> None:
     print("==> tried: the image serves in two modes, on a read-only root with NET_ADMIN and NET_RAW only")
 
 
-def _find_libraries(root: Path) -> None:
+def try_foreign_image(content: bytes, machine: str) -> None:
+    """Run the image of another architecture under qemu's user emulation, which has no nftables sockets: everything but serving."""
+    emulator = shutil.which(f"qemu-{machine}-static")
+    if emulator is None:
+        raise Failed(f"qemu-{machine}-static is missing: install qemu-user-static")
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "root"
+        configured = oci.unpack(content, root)["config"]
+        shutil.copy2(emulator, root / "tmp/qemu")
+        shutil.copytree(ROOT / "docs/examples/shop", root / "etc/pointsman/manifests")
+        environment = dict(setting.split("=", 1) for setting in configured["Env"])
+
+        def run(*command: str) -> str:
+            return _chrooted(root, "/tmp/qemu", *command, **environment)
+
+        python = f"{PREFIX}/bin/python3"
+        _find_libraries(root, "/tmp/qemu")
+        run(python, "-c", _IMPORT_EVERYTHING)
+        run("/usr/sbin/xtables-legacy-multi", "iptables", "--version")
+        for mode in ("nftables", "iptables", "ipvs"):
+            render = ("pointsman", "render", f"--proxy-mode={mode}", "--node=node-a", "--manifests")
+            here = subprocess.run(
+                (sys.executable, "-m", *render, str(ROOT / "docs/examples/shop")),
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            if run(python, "-m", *render, "/etc/pointsman/manifests") != here.stdout:
+                raise Failed(f"the image for {machine} renders other rules in {mode} mode")
+    print(f"==> tried: the image for {machine} imports all modules and renders the same rules, under qemu")
+
+
+def _find_libraries(root: Path, *emulator: str) -> None:
     """Asks the image's own loader for the libraries of every program and extension module in it."""
     elf = [
         f"/{path.relative_to(root)}"
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.open("rb").read(4) == b"\x7fELF"
+        if path.is_file()
+        and not path.is_symlink()
+        and path.open("rb").read(4) == b"\x7fELF"
+        and path.parent.name != "tmp"
     ]
     (loader,) = [path for path in elf if re.fullmatch(r".*/ld-linux-[^/]*", path)]
     missing = [
         f"{path}: {line.strip()}"
         for path in elf
-        for line in _chrooted(root, loader, "--list", path, anyway=True).splitlines()
+        for line in _chrooted(root, *emulator, loader, "--list", path, anyway=True).splitlines()
         if "not found" in line
     ]
     if missing:

@@ -5,7 +5,7 @@ learns of a change pushes it (`ConditionBoard.replace`); one whose answer depend
 part, is a function that the board calls (`ConditionBoard.add_source`). `/healthz`, `/livez`, `/readyz`, `pointsman_condition`,
 `status` with its exit status and the status page are views of the board and decide nothing themselves.
 
-A change that adds a condition must also add its type to the table in docs/operations.md.
+A change that adds a condition must also add its type or reason to the table in `wording/conditions.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
+from pointsman.wording.conditions import find_remedy
 
 STARTED = "Started"
 """Everything that the first sync needs has been listed."""
@@ -88,6 +89,8 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     def false(
         cls, type_: str, reason: str, message: str, remedy: str = "", *, blocks: Blocks = Blocks.NOTHING
     ) -> Condition:
+        """`remedy` is for what the table of conditions cannot know, such as names."""
+        remedy = remedy or find_remedy(type_, reason)
         return cls(type_, Status.FALSE, reason, message, remedy, blocks)
 
     @classmethod
@@ -121,8 +124,17 @@ Source = Callable[[], Iterable[Condition]]
 class ConditionBoard:
     """All conditions of one proxy; lives in the event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        on_transition: Callable[[Condition, str], None] = lambda _condition, _reason: None,
+    ) -> None:
+        """`on_transition` gets each condition that fails for another reason than before, and each that is true again with the reason for
+        which it had failed.
+        """
         self._clock = clock
+        self._on_transition = on_transition
         self._scopes: dict[str, tuple[Condition, ...]] = {}
         self._sources: dict[str, Source] = {}
         self._logged_elsewhere: set[str] = set()
@@ -196,6 +208,7 @@ class ConditionBoard:
             if now is None or now.is_true:
                 del self._raised[type_]
                 _log.info("Condition cleared", type=type_, reason=reason)
+                self._on_transition(now or Condition.true(type_), reason)
         silent = {one.type for scope in self._logged_elsewhere for one in self._scopes[scope]}
         for type_, condition in self._known.items():
             earlier = before.get(type_)
@@ -203,7 +216,10 @@ class ConditionBoard:
                 condition.status,
                 condition.reason,
             )
-            if condition.is_failing and is_new and type_ not in silent:
+            if not condition.is_failing or not is_new:
+                continue
+            self._on_transition(condition, condition.reason)
+            if type_ not in silent:
                 _log.warning(
                     "Condition raised",
                     type=type_,

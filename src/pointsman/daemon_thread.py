@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+class CpuMeter:
+    """CPU time of work on other threads, so that the pause after it can follow from its cost."""
+
+    def __init__(self) -> None:
+        self.total = self.last = 0.0
+
+    def run(self, work: Callable[[], T]) -> T:
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.last = time.thread_time() - began
+            self.total += self.last
 
 
 async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:

@@ -7,8 +7,8 @@ PointsmanError
 │   ├── Gone           410: the resourceVersion is too old, list again
 │   ├── Throttled      429: wait, carries retry-after
 │   ├── RequestFailed  no response, or one that cannot be read (in kube/client.py)
-│   ├── TooLarge       a response beyond the limit (in kube/client.py)
 │   ├── Unreadable     something that does not follow the protocol (in kube/codec.py)
+│   │   └── TooLarge   a response beyond the limit: request less at a time
 │   └── Idle           a watch without events (in kube/watch.py)
 └── KernelError        the kernel or a tool refused
     ├── NotSupported   a feature is missing; names the kernel option or package
@@ -32,11 +32,11 @@ class PointsmanError(Exception):
 
 
 class ConfigError(PointsmanError):
-    """The configuration is unusable; `problems` lists every reason at once."""
+    """The configuration is unusable; `problems` lists every reason at once, `warnings` what else was found."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], warnings: Sequence[str] = ()) -> None:
         super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+        self.problems, self.warnings = tuple(problems), tuple(warnings)
 
 
 class KubeError(PointsmanError):

@@ -66,12 +66,12 @@ def join_some(items: Iterable[str], limit: int = MAX_JOINED) -> str:
     return ", ".join(every[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
-def count_text(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return `1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a number of bytes in its unit."""
     if size < 1024:
         return f"{size} B"

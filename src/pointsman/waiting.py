@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def compute_pause(cpu_seconds: float, factor: float, shortest: float, longest: float) -> float:
+    """Return the seconds until work that took this CPU time is done again: it uses at most one part in `factor` of a core."""
+    return min(max(shortest, factor * cpu_seconds), longest)
+
+
 class TokenBucket:
     """Grants `burst` tokens at once and `rate` per second on average; a rate of 0 or less means no limit."""
 

@@ -220,6 +220,31 @@ def test_a_udp_flow_stays_on_an_endpoint_that_drains_and_serves(world: World) ->
         assert set(answers(flows).values()) == {"pod1"}
 
 
+@pytest.mark.skipif(bool(harness.REFERENCE), reason="kube-proxy moves flows off endpoints that do not serve")
+def test_where_asked_a_udp_flow_stays_on_a_terminating_endpoint_until_it_is_removed(world: World) -> None:
+    """The flows of another Service, which move with the same change, show that flows were checked."""
+    keeps = _with(WEB, "pod1", annotations={"pointsman.dev/udp-draining": "keep"})
+    moves = LabService("moves", 2, backends("pod1"), protocols=("UDP",))
+    ends = Backend("pod1", {"ready": False, "serving": False, "terminating": True})
+    world.proxy.apply([keeps, moves])
+    with (
+        world.flows("pod3", keeps, *PLACES, protocol="UDP") as kept,
+        world.flows("pod3", moves, "cluster", protocol="UDP") as moved,
+    ):
+        on_pod1 = dict.fromkeys(kept, "pod1")
+        assert answers(kept) == on_pod1
+        assert set(answers(moved).values()) == {"pod1"}
+        world.proxy.apply([_with(keeps, ends, "pod4"), _with(moves, ends, "pod4")])
+        wait_answers(moved, "pod4")
+        assert world.answerers("pod3", keeps) == {"pod4"}
+        assert answers(kept) == on_pod1
+        world.proxy.apply([_with(keeps, ends), _with(moves, "pod5")])
+        wait_answers(moved, "pod5")
+        assert answers(kept) == on_pod1, "also where no endpoint is left for new flows"
+        world.proxy.apply([_with(keeps, "pod4")])
+        wait_answers(kept, "pod4")
+
+
 def test_a_udp_flow_is_refused_when_all_endpoints_are_gone_and_served_when_there_is_one(world: World) -> None:
     world.proxy.apply([WEB])
     with (

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.harness import lab as harness
+from tests.harness.flows import Flow
 from tests.harness.waiting import wait_until
 from tests.harness.world import FAMILIES, World, answers, running, wait_answers
 from tests.kernel.conntrack_flows import add_flows
@@ -20,7 +21,7 @@ from pointsman.kernel.tracked_flows import Flow as TrackedFlow
 from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import LabService, backends, node_manifest
-from pointsman.lab.probe import Flow, Outcome, Probe, run_probes
+from pointsman.lab.probe import Outcome, Probe, run_probes
 from pointsman.model.addresses import Family
 
 pytestmark = [

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from tests.harness import lab as harness
+from tests.harness.flows import Flow
 from tests.harness.waiting import wait_until
 from tests.harness.world import FAMILIES, World, answers, running
 
 from pointsman.lab.objects import Backend, LabService, backends
-from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Flow
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS
 
 pytestmark = [
     pytest.mark.kernel,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.harness import lab as harness
+from tests.harness.flows import Flow
 
 from pointsman.lab import HOSTS, Cluster, Probe, run_probes
 from pointsman.lab.hosts import BRIDGE, NODES
 from pointsman.lab.netns import Namespace
 from pointsman.lab.objects import TARGET_PORT
-from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Flow, Kind, connect
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, connect
 
 pytestmark = [
     pytest.mark.kernel,

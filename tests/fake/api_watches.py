@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ class Watcher:
     encode: Callable[[KubeDict], bytes]
     initial: bool
     """It asked for the objects that are there before what changes."""
+    compressed: bool = False
+    """Each write is a gzip member, as API servers send a watch that began with a list."""
+    after: int = 0
+    """The version that it resumes from: what is older is not sent."""
     queue: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
 
     def send(self, event: KubeDict) -> None:
@@ -50,7 +55,7 @@ class Watches:
         store.listeners.append(self._publish)
 
     def count(self, kind: str) -> int:
-        """Open watches, without those that asked for initial events."""
+        """Open watches whose initial events, if any, are written."""
         return sum(not watcher.initial and kind in ("", watcher.kind) for watcher in self._watchers)
 
     def send(self, kind: str, item: bytes | Exception | None) -> None:
@@ -81,6 +86,7 @@ class Watches:
         seconds: float,
     ) -> None:
         """Answers a watch from the version given, until its time is over or it is ended."""
+        watcher.after = int(version or 0)
         self._fill(watcher, version)
         self._watchers.append(watcher)
         try:
@@ -97,7 +103,7 @@ class Watches:
 
     def _publish(self, change: Change) -> None:
         for watcher in self._watchers:
-            if watcher.kind == change.kind:
+            if watcher.kind == change.kind and change.version > watcher.after:
                 event = watch_event(change, watcher.selects)
                 if event is not None:
                     watcher.send(event)
@@ -132,14 +138,17 @@ class Watches:
             while len(batch) < _WRITE_BYTES and not queue.empty():
                 following = queue.get_nowait()
                 if not isinstance(following, bytes):
-                    await self._write(response, batch)
+                    await self._write(response, batch, watcher)
                     if following is None:
                         return
                     raise following
                 batch += following
-            await self._write(response, batch)
+            await self._write(response, batch, watcher)
+            if queue.empty():
+                watcher.initial = False
 
-    async def _write(self, response: web.StreamResponse, data: bytes | bytearray) -> None:
+    async def _write(self, response: web.StreamResponse, data: bytes | bytearray, watcher: Watcher) -> None:
+        data = gzip.compress(data, 1) if watcher.compressed else data
         chunk = self._chunk_size()
         size = chunk or len(data)
         for start in range(0, len(data), size):

@@ -22,9 +22,11 @@ from tests.fake.api_faults import Fault, Faults, SeenRequest, send_raw_answer
 from tests.fake.api_watches import Watcher, Watches
 from tests.fake.apistore import (
     API_VERSIONS,
+    PATCHES,
     Conflict,
     KubeDict,
     Missing,
+    PatchFailed,
     Store,
     UnsupportedField,
     merged,
@@ -67,8 +69,14 @@ class FakeApiServer:
         self.missing_kinds = missing_kinds
         self.speaks_protobuf = speaks_protobuf
         """To clients that ask for it; without it, those that accept nothing else are refused."""
+        self.compresses_watches = True
+        """Those that begin with a list, for clients that accept gzip; API servers before 1.37 do not."""
         self.chunk_size: int | None = None
         """When set, watch events are sent in pieces of this size: slow and cut anywhere."""
+        self.users: dict[str, KubeDict] = {}
+        """Bearer tokens that TokenReviews accept: the user, and the `audiences` of the token."""
+        self.permissions: set[tuple[str, str, str]] = set()
+        """User name, verb and path that SubjectAccessReviews allow."""
         self.requests: list[SeenRequest] = []
         self._encoder = protobuf.Encoder()
         self._faults = Faults()
@@ -153,7 +161,7 @@ class FakeApiServer:
         self._faults.clear()
 
     def watch_count(self, kind: str = "") -> int:
-        """Open watches, without those that asked for initial events."""
+        """Open watches whose initial events, if any, are written."""
         return self._watches.count(kind)
 
     def send_raw(self, kind: str, data: bytes) -> None:
@@ -191,6 +199,9 @@ class FakeApiServer:
             )
         if self.token and seen.headers.get("Authorization") != f"Bearer {self.token}":
             return _refusal(401, "Unauthorized")
+        if request.method == "POST" and request.path in _REVIEWS:
+            spec = json.loads(body)["spec"]
+            return web.json_response({"status": _REVIEWS[request.path](self, spec)}, status=201)
         kind, namespace, name = resource_at(request.path)
         if not kind or kind in self.missing_kinds:
             return _refusal(404, "the server could not find the requested resource")
@@ -202,6 +213,8 @@ class FakeApiServer:
             return _refusal(404, f"{error} not found")
         except Conflict as error:
             return _refusal(409, f"{error} already exists")
+        except PatchFailed as error:
+            return _refusal(422, f"the patch cannot be applied at {error}")
 
     def _object(self, seen: SeenRequest, kind: str, namespace: str, name: str) -> web.Response:
         key = f"{namespace}/{name}" if namespace else name
@@ -211,14 +224,28 @@ class FakeApiServer:
             self.store.delete(kind, key)
             return web.json_response(status_object(200, "deleted"))
         item = json.loads(seen.body)
+        if seen.method == "PATCH":
+            patch = PATCHES.get(seen.headers.get("Content-Type", ""), merged)
+            return web.json_response(self.store.update(patch(self.store.get(kind, key), item)))
         item.setdefault("kind", kind)
         if namespace:
             item.setdefault("metadata", {}).setdefault("namespace", namespace)
         if seen.method == "POST":
             return web.json_response(self.store.add(item), status=201)
-        if seen.method == "PATCH":
-            item = merged(self.store.get(kind, key), item)
         return web.json_response(self.store.update(item))
+
+    def review_token(self, spec: KubeDict) -> KubeDict:
+        user = self.users.get(spec["token"])
+        meant_for = user.get("audiences", ["api"]) if user else []
+        audiences = [one for one in spec.get("audiences", ["api"]) if one in meant_for]
+        if user is None or not audiences:
+            return {"user": {}, "error": "invalid bearer token"}
+        known = {name: value for name, value in user.items() if name != "audiences"}
+        return {"authenticated": True, "user": known, "audiences": audiences}
+
+    def review_access(self, spec: KubeDict) -> KubeDict:
+        asked = spec["nonResourceAttributes"]
+        return {"allowed": (spec["user"], asked["verb"], asked["path"]) in self.permissions}
 
     async def _collection(
         self, request: web.Request, seen: SeenRequest, kind: str, namespace: str
@@ -288,15 +315,25 @@ class FakeApiServer:
         encode: Callable[[KubeDict], bytes] = self._encoder.frame if in_protobuf else _line
         content_type = f"{protobuf.MEDIA_TYPE};stream=watch" if in_protobuf else _JSON
         response = web.StreamResponse(headers={"Content-Type": content_type})
+        accepts_gzip = "gzip" in seen.headers.get("Accept-Encoding", "")
+        compressed = initial and accepts_gzip and self.compresses_watches
+        if compressed:
+            response.headers["Content-Encoding"] = "gzip"
         response.enable_chunked_encoding()
         await self._watches.serve(
             request,
             response,
-            Watcher(kind, selects, encode, initial),
+            Watcher(kind, selects, encode, initial, compressed),
             version=seen.query.get("resourceVersion", ""),
             seconds=float(seen.query.get("timeoutSeconds", "600")),
         )
         return response
+
+
+_REVIEWS: dict[str, Callable[[FakeApiServer, KubeDict], KubeDict]] = {
+    "/apis/authentication.k8s.io/v1/tokenreviews": FakeApiServer.review_token,
+    "/apis/authorization.k8s.io/v1/subjectaccessreviews": FakeApiServer.review_access,
+}
 
 
 def _line(event: KubeDict) -> bytes:

@@ -36,6 +36,10 @@ class Conflict(Exception):
     """The object exists already."""
 
 
+class PatchFailed(Exception):
+    """A test of a JSON patch failed, or a path of it does not exist."""
+
+
 class TooOld(Exception):
     """The history no longer reaches back that far."""
 
@@ -101,6 +105,14 @@ class Store:
         """Forgets the history, so that no older version can be resumed from; even the current one moves on."""
         self.version += 1
         self._compacted = self.version
+        self._history.clear()
+
+    def backup(self) -> tuple[int, dict[str, dict[str, KubeDict]]]:
+        return self.version, copy.deepcopy(self.objects)
+
+    def restore(self, backup: tuple[int, dict[str, dict[str, KubeDict]]]) -> None:
+        """Goes back to a backup, resourceVersions as well. Watches stay open and do not notice."""
+        self.version, self.objects = backup
         self._history.clear()
 
     def since(self, kind: str, version: int) -> list[Change]:
@@ -205,6 +217,43 @@ def merged(old: Any, patch: Any) -> Any:
         else:
             result[name] = merged(result.get(name), value)
     return result
+
+
+def strategically_merged(old: KubeDict, patch: KubeDict) -> KubeDict:
+    """Strategic merge patch, as far as it concerns the conditions of a Node."""
+    patch = copy.deepcopy(patch)
+    changed = patch.get("status", {}).pop("conditions", [])
+    result: KubeDict = merged(old, patch)
+    known = {one["type"]: one for one in (old.get("status") or {}).get("conditions") or []}
+    for one in changed:
+        known[one["type"]] = {**known.get(one["type"], {}), **one}
+    result["status"] = {**(result.get("status") or {}), "conditions": list(known.values())}
+    return result
+
+
+def json_patched(old: KubeDict, operations: list[KubeDict]) -> KubeDict:
+    """JSON patch: `test` and `remove`. Raises PatchFailed."""
+    result = copy.deepcopy(old)
+    for operation in operations:
+        *parents, last = (int(part) if part.isdigit() else part for part in operation["path"].split("/")[1:])
+        try:
+            target: Any = result
+            for part in parents:
+                target = target[part]
+            if operation["op"] == "test" and target[last] != operation["value"]:
+                raise PatchFailed(operation["path"])
+            if operation["op"] == "remove":
+                del target[last]
+        except (KeyError, IndexError):
+            raise PatchFailed(operation["path"]) from None
+    return result
+
+
+PATCHES: dict[str, Callable[[Any, Any], Any]] = {
+    "application/strategic-merge-patch+json": strategically_merged,
+    "application/json-patch+json": json_patched,
+}
+"""By content type; anything else is a JSON merge patch."""
 
 
 def status_object(code: int, message: str, reason: str = "") -> KubeDict:

@@ -40,6 +40,16 @@ def make_certificates(directory: Path) -> None:
         )
 
 
+def make_client_certificate(directory: Path, name: str, subject: str, *, ca: str = "ca") -> None:
+    """NAME.crt, signed by this CA of `make_certificates`, and NAME.key."""
+    request = (
+        "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {0}.key -out {0}.csr -subj {1}"
+    )
+    sign = "x509 -req -in {0}.csr -CA {1}.crt -CAkey {1}.key -CAcreateserial -days 2 -out {0}.crt"
+    for command in (request.format(name, subject), sign.format(name, ca)):
+        subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True)
+
+
 def server_tls(pki: Path, *, demand_client: bool = False) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pki / "server.crt", pki / "server.key")

@@ -20,11 +20,11 @@ from pointsman.backends.contract import (
     Difference,
     KernelCounter,
     Mode,
+    PacketQuirks,
     Setup,
     SyncReport,
     SyncRequest,
 )
-from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.conditions import Condition
 from pointsman.config.mode_table import MODES, ModeRow
 from pointsman.kernel.sysctl import Sysctls
@@ -64,7 +64,12 @@ class ToyBackend(Backend):
     def sync(self, request: SyncRequest) -> SyncReport:
         text = wanted(request)
         held(self.family).write_text(text)
-        return SyncReport(full=request.full, rules_total={"lines": text.count("\n")}, batch_bytes=len(text))
+        return SyncReport(
+            full=request.full,
+            rules_total={"lines": text.count("\n")},
+            batch_bytes=len(text),
+            conditions=(Condition.false("Toy", "OnlyAToy", "a toy is only a toy"),),
+        )
 
     def drift(self) -> Difference | None:
         return None if held(self.family).exists() else Difference("the toy kernel", PRESENT)
@@ -83,10 +88,6 @@ class ToyBackend(Backend):
 
 def _preflight(_setup: Setup, _family: Family) -> Sequence[str]:
     return () if Path(os.environ[KERNEL]).is_dir() else ("the toy kernel is missing",)
-
-
-def _prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Condition]:
-    return (Condition.false("Toy", "OnlyAToy", "a toy is only a toy"),)
 
 
 def _backend(_setup: Setup, family: Family, _sysctls: Sysctls) -> ToyBackend:
@@ -111,7 +112,6 @@ def _synced_families() -> int:
 MODE = Mode(
     name=TOY,
     preflight=_preflight,
-    prepare=_prepare,
     backend=_backend,
     render=_render,
     cleanup=_cleanup,

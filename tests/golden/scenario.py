@@ -17,8 +17,7 @@ from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
-from pointsman.model.node import build_node_facts
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, build_node_facts
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.tracker import Tracker
 from pointsman.node.state import build_node_context

@@ -40,7 +40,7 @@ def test_the_same_services_answer_with_the_same_counts(mode: str, name: str) -> 
             tracker.upsert_service(service)
         for endpoint_slice in step.slices.values():
             tracker.upsert_slice(endpoint_slice)
-        counts = {port.name.key: count for port, count in tracker.local_ready_counts()}
+        counts = {port.name.key: count for port, count in tracker.count_local_ready()}
         assert counts == _recorded(step, mode), step.name
 
 

@@ -11,7 +11,7 @@ from tests.golden import scenario as scenarios
 
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, TCP_BE_LIBERAL, IptablesBackend
 from pointsman.backends.iptables.render import USUAL_KERNEL, render
-from pointsman.backends.iptables.settings import KernelFacts
+from pointsman.backends.iptables.static import KernelFacts
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family

@@ -33,23 +33,23 @@ def test_rendered_state_equals_the_recording(name: str) -> None:
             f: render.build_ledger(r, scenario.config.ipvs.scheduler or "rr") for f, r in requests.items()
         }
 
-        servers = "".join(render.servers_text(desired[f]) for f in families)
+        servers = "".join(render.render_servers(desired[f]) for f in families)
         expected = compare_ipvs.virtual_servers(
             (recorded / "ipvsadm-save.txt").read_text(), ipv4_only=ipv4_only
         )
         expected = {key: value for key, value in expected.items() if key not in _foreign(step)}
         found = compare_ipvs.differences("ipvs", expected, compare_ipvs.virtual_servers(servers))
 
-        sets = "".join(render.sets_text(desired[f], f) for f in families)
+        sets = "".join(render.render_sets(desired[f], f) for f in families)
         expected = compare_ipvs.ip_sets((recorded / "ipset-save.txt").read_text(), ipv4_only=ipv4_only)
         found += compare_ipvs.differences("ipset", expected, compare_ipvs.ip_sets(sets))
 
         for family in families:
-            rules = render.rules_text(desired[family], requests[family].context)
+            rules = render.render_rules(desired[family], requests[family].context)
             expected = compare_ipvs.rules((recorded / SAVES[family]).read_text())
             found += compare_ipvs.differences(family.value, expected, compare_ipvs.rules(rules))
 
-        lines = sorted(f"{line} global" for f in families for line in render.address_lines(desired[f]))
+        lines = sorted(f"{line} global" for f in families for line in render.render_addresses(desired[f]))
         expected = compare_ipvs.addresses((recorded / "kube-ipvs0.json").read_text(), ipv4_only=ipv4_only)
         found += compare_ipvs.differences("addresses", expected, {"kube-ipvs0": lines})
         assert found == [], step.name

@@ -28,6 +28,7 @@ from pointsman.model.objects import (
     Synced,
     Upsert,
 )
+from pointsman.node.history import History
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.obs.registry import Metrics
@@ -114,7 +115,8 @@ class Assembly:
         self.recorder = ServiceEvents()
         self.backends = {family: RecordingBackend(family) for family in families}
         self.metrics = Metrics(NFTABLES)
-        self.board = ConditionBoard()
+        history = History()
+        self.board = ConditionBoard(on_transition=history.on_condition)
         self.proxy = Proxy(
             Settings(
                 config=with_mode(defaults, NFTABLES),
@@ -132,6 +134,7 @@ class Assembly:
             Connections(),
             unsupported=unsupported or {},
             listeners=listeners,
+            history=history,
         )
 
     def condition(self, type_: str) -> Condition | None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.harness.raw_probes import serve_sctp
 from tests.harness.waiting import wait_until
 
 from pointsman.lab import HOSTS, Cluster
@@ -40,7 +41,7 @@ def build_lab() -> Iterator[Cluster]:
         for host in HOSTS:
             if HOSTS[host].node:
                 cluster.serve(host, TARGET_PORT, OTHER_TARGET_PORT)
-                cluster.serve_sctp(host)
+                serve_sctp(cluster, host)
         yield cluster
 
 

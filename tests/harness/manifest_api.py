@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.02
 
 
 async def serve(port: int, file: Path) -> None:
-    server = FakeApiServer(port=port)
+    server = FakeApiServer(port=port, watch_list=False)
     known: dict[tuple[str, str], Any] = {}
     last: tuple[int, int, int] | None = None
     async with server:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.harness import lab
+from tests.harness.flows import Flow, ask_all
 from tests.harness.node import MISSES
 from tests.harness.waiting import wait_until
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import LabService
-from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Flow, Kind, Outcome, Probe, ask_all, run_probes
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, Probe, run_probes
 from pointsman.lab.proxy import LabProxy
 
 FAMILIES = (4, 6)

@@ -148,7 +148,7 @@ def test_without_privileges_the_diff_and_a_trace_say_so(node: RunningNode) -> No
 
 @pytest.mark.parametrize("node", ["nftables"], indirect=True)
 def test_the_recipes_for_a_node_print_what_is_shown(node: RunningNode, tmp_path: Path) -> None:
-    shown = list(sessions(DOCS / "recipes.md", "node"))
+    shown = list(sessions(DOCS / "troubleshooting.md", "node"))
     assert len(shown) > 10
     bin_directory = tmp_path / "bin"
     bin_directory.mkdir()

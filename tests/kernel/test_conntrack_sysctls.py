@@ -44,9 +44,9 @@ def test_timeouts_are_set_and_put_back_by_a_later_process(namespace: Namespace, 
         udp_timeout=timedelta(seconds=77),
         tcp_be_liberal=True,
     )
-    report = apply_conntrack(settings, Sysctls(journal=journal), 2)
-    assert report.conditions == []
-    sysctls = Sysctls()
+    sysctls = Sysctls(journal=journal)
+    apply_conntrack(settings, sysctls, 2)
+    assert sysctls.conditions() == ()
     assert sysctls.read_int(f"{PREFIX}tcp_timeout_established") == 25200
     assert sysctls.read_int(f"{PREFIX}udp_timeout") == 77
     assert sysctls.read_int(f"{PREFIX}tcp_be_liberal") == 1
@@ -57,7 +57,8 @@ def test_timeouts_are_set_and_put_back_by_a_later_process(namespace: Namespace, 
 def test_a_read_only_table_size_is_a_condition_and_the_rest_is_set(namespace: Namespace) -> None:
     wanted = (Sysctls().read_int(f"{PREFIX}max") or 0) + 4
     settings = Conntrack(max_per_core=1, min=wanted, udp_timeout=timedelta(seconds=78))
-    report = apply_conntrack(settings, Sysctls(), 1)
-    assert "SysctlNfConntrackMax" in [problem.type for problem in report.conditions]
+    sysctls = Sysctls()
+    apply_conntrack(settings, sysctls, 1)
+    assert "SysctlNfConntrackMax" in [problem.type for problem in sysctls.conditions()]
     assert Sysctls().read_int(f"{PREFIX}udp_timeout") == 78
     assert Sysctls().read_int(f"{PREFIX}max") == wanted - 4

@@ -17,7 +17,7 @@ from tests.golden.recorded_node import recorded_node
 from pointsman.backends.contract import CleanupContext, Difference, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
-from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.netfilter.names import MANGLE, NAT
 from pointsman.backends.netfilter.runners import nft_ruleset
 from pointsman.errors import Busy, KernelError
@@ -339,7 +339,7 @@ def test_cleanup_restores_what_was_there_before(host: Host) -> None:
     assert compare_iptables.differences(before, host.saved()) == []
     assert "KUBE-" not in host.saved()
     assert host.sysctls.read(ROUTE_LOCALNET) == "0"
-    assert nfacct.read(INVALID_COUNTER) is None
+    assert nfacct.read_packets(INVALID_COUNTER) is None
     assert list(cleanup([host.runner], cleaning)) == []
 
 

@@ -17,7 +17,7 @@ from pointsman.backends.iptables.cleanup import cleanup as clean_up_iptables
 from pointsman.backends.ipvs.cleanup import cleanup as clean_up_ipvs
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.runners import missing_programs
+from pointsman.backends.netfilter.runners import find_missing_programs
 from pointsman.cli import cleanup
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
@@ -88,9 +88,9 @@ def test_a_table_that_cannot_be_listed_and_holds_nothing_of_a_proxy_is_nobodys_f
 
 @pytest.mark.parametrize("rule", NATIVE)
 def test_preflight_names_the_rules_that_stand_in_the_way(node: Namespace, rule: str) -> None:
-    assert missing_programs(Family.IPV4) == []
+    assert find_missing_programs(Family.IPV4) == []
     spoil(node, rule)
-    (problem,) = missing_programs(Family.IPV4)
+    (problem,) = find_missing_programs(Family.IPV4)
     assert "move them to another table, or use mode nftables" in problem
     assert "install" not in problem
 

@@ -21,7 +21,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.node.loopback_node_ports import LoopbackNodePorts, default_max_connections
+from pointsman.node.loopback_node_ports import LoopbackNodePorts, compute_max_connections
 from pointsman.obs import MetricGroup
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
@@ -73,7 +73,7 @@ def _everything(connection: socket.socket) -> bytes:
 class Ports:
     """Listeners in an event loop on a thread of its own, which hear of syncs."""
 
-    def __init__(self, max_connections: Callable[[], int] = default_max_connections) -> None:
+    def __init__(self, max_connections: Callable[[], int] = compute_max_connections) -> None:
         self.metrics = Metrics("nftables", frozenset((MetricGroup.NFTABLES,)))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)

@@ -18,7 +18,7 @@ from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import delete_chain
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.nftables.reader import Reader
 from pointsman.errors import KernelError
@@ -239,7 +239,7 @@ def test_a_failed_sync_changes_nothing(namespace: Namespace, backend: NftablesBa
     before = listing(namespace)
     socket = NftablesSocket()
     with pytest.raises(KernelError):
-        socket.commit([delete_chain("no-such-chain", traits_of(Family.IPV4))])
+        socket.commit([delete_chain("no-such-chain", find_traits(Family.IPV4))])
     socket.close()
     assert listing(namespace) == before
 
@@ -277,7 +277,7 @@ def test_elements_read_while_the_kernel_grows_their_table_are_all_there(
     with contextlib.closing(NftablesSocket()) as sock, before_kernel_threads():
         backend.sync(everything(NODE, plans))
         monkeypatch.setattr(NetlinkSocket, "receive", receive_and_wait)
-        found = Reader(sock, traits_of(Family.IPV4)).elements(contents.sets["endpoints"])
+        found = Reader(sock, find_traits(Family.IPV4)).elements(contents.sets["endpoints"])
     assert len(found) == 200 * 20
 
 

@@ -17,13 +17,13 @@ from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import flush_rules, new_rule, table_name
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import u32be
 from pointsman.kernel.netlink import NLM_F_CREATE
-from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import NftablesSocket, build_nftables_message
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
@@ -216,9 +216,9 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     ]
     assert any(rule.expressions != encoded for rule, encoded in drawn)
     batch = [
-        flush_rules(chain.name, traits_of(Family.IPV4)),
+        flush_rules(chain.name, find_traits(Family.IPV4)),
         *(
-            new_rule(chain.name, rule._replace(expressions=encoded), traits_of(Family.IPV4))
+            new_rule(chain.name, rule._replace(expressions=encoded), find_traits(Family.IPV4))
             for rule, encoded in drawn
         ),
     ]
@@ -471,7 +471,7 @@ def owned_table() -> NftablesSocket:
     owner = NftablesSocket()
     flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
     body = table_name() + flags
-    owner.commit([nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, NLM_F_CREATE, body)])
+    owner.commit([build_nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, NLM_F_CREATE, body)])
     return owner
 
 

@@ -23,7 +23,7 @@ from tests.kernel.nft_kernel import KEYWORD, everything, find_drift, needs_nft, 
 
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.errors import KernelError
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
@@ -37,7 +37,7 @@ from pointsman.model.service import Protocol
 from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.slots import assign_slots
 from pointsman.model.tracker import PortState
-from pointsman.sync.open_connections import count_open_connections
+from pointsman.node.share_adjuster import count_open_connections
 
 pytestmark = needs_nft
 

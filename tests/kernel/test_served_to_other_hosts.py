@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 from tests.harness import lab as harness
 
-from pointsman.config.gates import effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.lab.netns import Namespace
 from pointsman.obs.registry import Metrics
-from pointsman.serve.handlers import route
 from pointsman.serve.listeners import Listener
-from pointsman.serve.routes import Pages, metrics_routes
+from pointsman.serve.messages import route
+from pointsman.serve.routes import Pages, build_metrics_routes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -40,10 +40,10 @@ async def test_profiles_are_for_clients_on_loopback(address: str, status: int) -
         configuration=lambda: b"{}",
         flags=dict,
         version="v1",
-        gates=effective_gates({}),
+        gates=FeatureGates({}),
         profiling=True,
     )
-    listener = Listener("metrics server", route(metrics_routes(Metrics("nftables"), pages)))
+    listener = Listener("metrics server", route(build_metrics_routes(Metrics("nftables"), pages)))
     await listener.start("0.0.0.0:0")
     url = f"http://{address}:{listener.addresses[0][1]}/debug/pprof/goroutine"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.harness.waiting import TIME_FACTOR, wait_until
-from tests.process.terminal import POINTSMAN, ROOT, terminal
+from tests.process.terminal import POINTSMAN, ROOT, Terminal, terminal
 
 from pointsman.cli.main import main
 from pointsman.lab.netns import LabUnavailable, Namespace
@@ -30,6 +31,9 @@ MODES = {
     "counted": ("--mode=nftables", "--service-metrics"),
     "iptables": ("--mode=iptables",),
 }
+
+HOME, ENTERED, LEFT = "\x1b[H", "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 pytestmark = [
     pytest.mark.kernel,
@@ -50,7 +54,7 @@ class Busy:
 
     def start(self) -> None:
         with self.namespace.entered():
-            self._servers = [socket.create_server((address, 8080), backlog=512) for address in ENDPOINTS]
+            self._servers = [socket.create_server((address, 8080), backlog=4096) for address in ENDPOINTS]
             self._held = [socket.create_connection(FRONTEND, timeout=5) for _ in range(HELD)]
         self._client.start()
 
@@ -58,7 +62,7 @@ class Busy:
         with self.namespace.entered():
             while not self._ended.is_set():
                 socket.create_connection(FRONTEND, timeout=5).close()
-                time.sleep(0.02)
+                time.sleep(0.05)
 
     def stop(self) -> None:
         self._ended.set()
@@ -129,37 +133,86 @@ def busy(
 def test_figures_are_those_of_the_connections_there_are(busy: tuple[str, Busy]) -> None:
     kind, node = busy
     report = node.json("top", "--once", "-d", "1", "web", "admin")
-    web, admin = report["rows"]
-    assert (web["service"], admin["service"]) == ("shop/web", "shop/admin")
-    assert web["active"] >= HELD
-    assert web["active"] == sum(endpoint["active"] for endpoint in web["endpoints"])
+    assert [port["service"] for port in report["ports"]] == ["shop/web", "shop/admin"]
+    web, admin = (port["traffic"] for port in report["ports"])
+    endpoints = {endpoint["address"]: endpoint["traffic"] for endpoint in report["ports"][0]["endpoints"]}
+    assert web["open"] - HELD in (0, 1), "the client that connects all the time has one connection at a time"
+    assert web["open"] == sum(endpoint["open"] for endpoint in endpoints.values())
     assert web["connectionsPerSecond"] > 1
     assert web["counted"] is (kind == "counted")
-    assert admin["connectionsPerSecond"] == admin["active"] == 0
-    assert {endpoint["address"] for endpoint in web["endpoints"]} == {f"{one}:8080" for one in ENDPOINTS}
-    assert sum(endpoint["share"] for endpoint in web["endpoints"]) == pytest.approx(1)
-    assert all(endpoint["connectionsPerSecond"] > 0 for endpoint in web["endpoints"])
+    assert admin["connectionsPerSecond"] == admin["open"] == 0
+    assert set(endpoints) == {f"{one}:8080" for one in ENDPOINTS}
+    assert sum(endpoint["share"] for endpoint in endpoints.values()) == pytest.approx(1)
+    assert all(endpoint["connectionsPerSecond"] > 0 for endpoint in endpoints.values())
     assert ("counts no connections" in report["notes"][0]) is (kind != "counted")
 
 
 def test_all_services_give_the_same_flows_as_one(busy: tuple[str, Busy]) -> None:
     _, node = busy
-    (web, *_) = node.json("top", "--once", "-d", "0.5")["rows"]
+    (web, *_) = node.json("top", "--once", "-d", "0.5")["ports"]
     assert web["service"] == "shop/web"
-    assert web["active"] >= HELD
+    assert web["traffic"]["open"] - HELD in (0, 1)
 
 
-def test_on_a_terminal_it_draws_again_and_fits(busy: tuple[str, Busy]) -> None:
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_keys_drive_it_on_a_terminal(busy: tuple[str, Busy], columns: int) -> None:
     _, node = busy
-    with node.namespace.entered(), terminal("top", "-d", "0.3", *node.live, columns=60) as shown:
-        text = shown.read(lambda text: text.count("node-a, ") == 3)
-        shown.press(b"\x03")
-        shown.read()
-        assert shown.process.wait(10) == 130
-    assert text.startswith("\x1b[H\x1b[2J")
-    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    assert max(map(len, plain.splitlines())) <= 60
-    assert "█" in plain
+    with node.namespace.entered(), terminal("top", "-d", "0.3", *node.live, columns=columns) as shown:
+        text = shown.read(lambda text: text.count("node-a, ") >= 3)
+        assert text.startswith(ENTERED)
+        lines = [line for frame in text.split(HOME) for line in ESCAPES.sub("", frame).splitlines()]
+        assert max(map(len, lines)) <= columns
+        assert any(line.startswith("  10.244.1.20:8080 ") for line in lines), "endpoints are indented"
+        assert ("NODE" in lines[1], "OPEN" in lines[1]) == (columns >= 100, True)
+        _press(shown, b"/cart\r", "filter 'cart'")
+        _press(shown, b"s", "by open")
+        _press(shown, b"\r", "shop/cart:http TCP 80 (IPv4): down")
+        _press(shown, b"\x1b", "filter 'cart'")
+        _press(shown, b"\x1b", "by open\n")
+        _press(shown, b"?", "select a line")
+        _press(shown, b"q", "by open\n")
+        shown.resize(40)
+        shown.read(lambda text: len(ESCAPES.sub("", text.rpartition(HOME)[2]).split("\n", 1)[0]) == 40)
+        shown.press(b"q")
+        assert shown.read().endswith(LEFT)
+        assert shown.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_restores_the_terminal(busy: tuple[str, Busy], number: signal.Signals, status: int) -> None:
+    _, node = busy
+    with node.namespace.entered(), terminal("top", "-d", "0.3", *node.live) as shown:
+        before = shown.settings
+        shown.read(lambda text: "node-a, " in text)
+        assert shown.settings != before
+        shown.process.send_signal(number)
+        assert shown.read().endswith(LEFT)
+        assert shown.process.wait(10) == status
+        assert shown.settings == before
+
+
+def test_a_proxy_that_goes_away_is_shown_and_waited_for(busy: tuple[str, Busy]) -> None:
+    _, node = busy
+    control = Path(node.live[1])
+    with node.namespace.entered(), terminal("top", "-d", "0.2", *node.live) as shown:
+        shown.read(lambda text: "node-a, " in text)
+        control.rename(control.with_suffix(".away"))
+        try:
+            _press(shown, b"", "no proxy runs here")
+        finally:
+            control.with_suffix(".away").rename(control)
+        _press(shown, b"", "q quit, ? keys")
+
+
+def _press(shown: Terminal, keys: bytes, expected: str) -> None:
+    """Press keys and wait for a frame with this text."""
+    before = len(shown.shown)
+    shown.press(keys)
+    shown.read(
+        lambda text: any(expected in ESCAPES.sub("", frame) for frame in text[before:].split(HOME)[1:])
+    )
 
 
 def test_the_list_agrees_with_what_connections_meet(busy: tuple[str, Busy]) -> None:

@@ -85,9 +85,9 @@ class Browser:
         scrolls = self.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
         return [*found, *(["the page scrolls sideways"] if scrolls else [])]
 
-    def screenshot(self, to: Path) -> bytes:
-        """The whole page as a PNG."""
-        shot = self.command("Page.captureScreenshot", captureBeyondViewport=True)
+    def screenshot(self, to: Path, *, whole: bool = True) -> bytes:
+        """The whole page, or the part in the window, as a PNG."""
+        shot = self.command("Page.captureScreenshot", captureBeyondViewport=whole)
         to.write_bytes(base64.b64decode(shot["data"]))
         return to.read_bytes()
 

@@ -46,11 +46,16 @@ class Terminal:
                 break
             if not data:
                 break
-            self.shown += data.decode().replace("\r\n", "\n")
+            self.shown += data.decode(errors="replace").replace("\r\n", "\n")
         return self.shown
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
+
+    @property
+    def settings(self) -> list[object]:
+        """Those of the line discipline: echo, line mode, special characters."""
+        return termios.tcgetattr(self._master)
 
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.harness.api_thread import ApiThread
 from tests.harness.kube_objects import node_object, service_cidr, web_service, web_slices
 from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import wait_until
+
+from pointsman.lab.netns import Namespace
 
 pytestmark = needs_root
 
@@ -27,9 +33,11 @@ class Watched:
         for pod_range in ("10.244.2.0/24", "fd00:10:244:2::/64"):
             node.run("ip", "route", "replace", pod_range, "dev", "eth0")
 
-    def start(self, *flags: str, objects: tuple[dict[str, Any], ...] = ()) -> None:
+    def start(
+        self, *flags: str, objects: tuple[dict[str, Any], ...] = (), wrap: tuple[str, ...] = ()
+    ) -> None:
         self.process.objects(*(objects or (web_service(), *web_slices("web", *PODS), node_object())))
-        self.process.start(f"--control-socket={self.control}", *flags)
+        self.process.start(f"--control-socket={self.control}", *flags, wrap=wrap)
         self.process.wait_synced()
         self.wait_clear()
 
@@ -49,9 +57,9 @@ class Watched:
         wait_until(self.failing, lambda found: not found, seconds=60)
 
     def wait_checked(self) -> None:
-        """Wait until a round of checks has begun and ended."""
+        """Wait until two rounds of checks have begun and ended, which is when a fault counts."""
         before = self.rounds()
-        wait_until(self.rounds, lambda rounds: rounds >= before + 2)
+        wait_until(self.rounds, lambda rounds: rounds >= before + 3)
 
     def rounds(self) -> float:
         return self.node.metric("pointsman_host_checks_total")
@@ -213,3 +221,225 @@ def test_a_new_service_does_not_take_an_address_that_is_served(watched: Watched)
         watched.process.objects(*served)
         watched.wait_clear()
         assert watched.node.metric("pointsman_address_conflicts", ip_family="IPv4") == 0
+
+
+class Fault(NamedTuple):
+    """A fault of the host and its condition."""
+
+    type: str
+    reason: str
+    message: str
+    """Part of it."""
+    make: Callable[[], object]
+    undo: Callable[[], object]
+
+
+def limit_table(directory: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return a file that stands for the size of the connection tracking table, and the command that puts it there.
+
+    Only the machine's own network namespace may change the real one, which all tests share.
+    """
+    limit = directory / "nf_conntrack_max"
+    limit.write_text("262144\n")
+    script = f'mount --bind {limit} /proc/sys/net/netfilter/nf_conntrack_max && exec "$0" "$@"'
+    return limit, ("unshare", "--mount", "sh", "-c", script)
+
+
+class Uplink:
+    """A second interface of the node, where packets arrive whose route back is another one."""
+
+    def __init__(self, node: LabNode) -> None:
+        self.node, self.other = node, Namespace()
+        node.run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "eth0", "netns", self.other.path)
+        node.run("ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+        node.run("ip", "link", "set", "up0", "up")
+        address = json.loads(node.run("ip", "-j", "link", "show", "up0"))[0]["address"]
+        for command in (
+            "link set eth0 up",
+            "addr add 198.51.100.7/24 dev eth0",
+            f"neigh add 192.0.2.1 lladdr {address} dev eth0",
+            "route add 192.0.2.1 dev eth0",
+        ):
+            self.other.run(("ip", *command.split()))
+
+    def send(self) -> None:
+        self.node.run("sysctl", "-w", "net.ipv4.conf.up0.rp_filter=1")
+        with self.other.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(20):
+                sender.sendto(b"lost", ("192.0.2.1", 9))
+
+    def forgive(self) -> None:
+        self.node.run("sysctl", "-w", "net.ipv4.conf.up0.rp_filter=2")
+
+
+@pytest.fixture
+def uplink(node: LabNode) -> Iterator[Uplink]:
+    made = Uplink(node)
+    yield made
+    made.other.close()
+
+
+def list_faults(watched: Watched, uplink: Uplink, table: Path) -> Iterator[Fault]:
+    node, process = watched.node, watched.process
+    pid = str(process.pid)
+    timeout = "net.netfilter.nf_conntrack_tcp_timeout_established"
+    enter = ("nsenter", "--mount", f"--target={pid}")
+    limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+
+    def run(*command: str) -> Callable[[], object]:
+        return lambda: node.run(*command)
+
+    def limit_descriptors() -> None:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.descriptors() + 1, limits[1]))
+
+    yield Fault(
+        "PodRoutesIPv4",
+        "NoRoute",
+        "10.244.2.10: the route is a blackhole",
+        run("ip", "route", "add", "blackhole", "10.244.2.10/32"),
+        run("ip", "route", "del", "blackhole", "10.244.2.10/32"),
+    )
+    yield Fault(
+        "BridgeNetfilterIPv4",
+        "BridgeBypassesRules",
+        "between pods at bridge cni0",
+        run("ip", "addr", "add", "10.244.1.1/16", "dev", "cni0"),
+        run("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=1"),
+    )
+    yield Fault("ReversePathIPv4", "ReversePathDrops", "up0", uplink.send, uplink.forgive)
+    yield Fault(
+        "ConnectionTracking",
+        "ConntrackFull",
+        "of 1 connections tracked",
+        lambda: table.write_text("1\n"),
+        lambda: table.write_text("262144\n"),
+    )
+    yield Fault(
+        "SysctlNfConntrackTcpTimeoutEstablished",
+        "Restored",
+        "to 1000 instead of 86400; it was restored",
+        run("sysctl", "-w", f"{timeout}=1000"),
+        lambda: None,
+    )
+    yield Fault(
+        "StateDirectory",
+        "NotWritable",
+        "not writable",
+        run(*enter, "mount", "-t", "tmpfs", "-o", "ro", "none", str(process.state)),
+        run(*enter, "umount", str(process.state)),
+    )
+    yield Fault(
+        "Descriptors",
+        "NearLimit",
+        "file descriptors are open",
+        limit_descriptors,
+        lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits),
+    )
+
+
+def test_faults_of_the_host_are_named_until_they_are_removed(
+    watched: Watched, uplink: Uplink, tmp_path: Path
+) -> None:
+    table, wrap = limit_table(tmp_path)
+    watched.process.state.mkdir(exist_ok=True)
+    watched.start(wrap=wrap)
+    watched.wait_checked()
+    faults = list(list_faults(watched, uplink, table))
+    for fault in faults:
+        fault.make()
+    wanted = {fault.type for fault in faults}
+    seen: dict[str, dict[str, Any]] = {}
+
+    def collect() -> set[str]:
+        """That a setting was restored is said for a while only."""
+        seen.update(watched.failing())
+        return seen.keys() & wanted
+
+    wait_until(collect, lambda found: found == wanted)
+    assert seen.keys() == wanted
+    for fault in faults:
+        condition = seen[fault.type]
+        assert condition["reason"] == fault.reason
+        assert fault.message in condition["message"]
+        assert condition["remedy"]
+        if fault.reason != "Restored":
+            assert watched.node.metric("pointsman_condition", type=fault.type, reason=fault.reason) == 1
+    watched.assert_not_ready("ConnectionTracking", "ConntrackFull")
+    assert watched.node.metric("pointsman_conntrack_usage_ratio") >= 1
+    wait_until(lambda: watched.states()["IPv4"], lambda state: state == "down")
+    for fault in faults:
+        fault.undo()
+    watched.wait_clear()
+    assert watched.node.get("/readyz", HEALTH_PORT).status == 200
+    assert watched.states() == {"IPv4": "healthy", "IPv6": "healthy"}
+    assert watched.node.metric("pointsman_sysctls_restored_total") == 1
+    restored = watched.node.run("sysctl", "-n", "net.netfilter.nf_conntrack_tcp_timeout_established")
+    assert restored.strip() == "86400"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "message"),
+    [
+        ({"clusterCIDR": "10.99.0.0/16"}, "PodRangeNotDetected", "10.99.0.0/16"),
+        (
+            {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali"}},
+            "PodsNotDetected",
+            "detectLocal.interfaceNamePrefix cali",
+        ),
+    ],
+)
+def test_detection_of_local_pods_that_does_not_fit_is_named(
+    watched: Watched, fields: dict[str, Any], reason: str, message: str
+) -> None:
+    node = node_object(podCIDRs=["10.244.1.0/24"])
+    watched.start(objects=(web_service(), *web_slices("web", *PODS), node))
+    watched.process.configure(**fields)
+    found = watched.wait_raised("LocalDetectionIPv4")
+    assert found["reason"] == reason
+    assert message in found["message"]
+    assert watched.command("status").returncode == 0, "packets flow"
+    watched.process.configure(clusterCIDR="10.244.0.0/16")
+    watched.wait_clear()
+
+
+class MemoryGroup:
+    """A cgroup with a memory limit."""
+
+    def __init__(self, name: str) -> None:
+        root = Path("/sys/fs/cgroup")
+        is_v2 = (root / "cgroup.controllers").exists()
+        self._group = (root if is_v2 else root / "memory") / name
+        files = (
+            ("memory.max", "memory.current") if is_v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        self._limit, self._used = (self._group / file for file in files)
+        self.wrap = ("sh", "-c", f'echo $$ > {self._group}/cgroup.procs && exec "$0" "$@"')
+        try:
+            self._group.mkdir()
+            self.limit(1 << 32)
+        except OSError:
+            pytest.skip("needs a memory cgroup that can be written")
+
+    @property
+    def used(self) -> int:
+        return int(self._used.read_text())
+
+    def limit(self, size: int) -> None:
+        self._limit.write_text(str(size))
+
+    def remove(self) -> None:
+        self._group.rmdir()
+
+
+def test_memory_near_the_limit_of_the_cgroup_is_named(watched: Watched, tmp_path: Path) -> None:
+    group = MemoryGroup(f"pointsman-{os.getpid()}")
+    try:
+        watched.start(wrap=group.wrap)
+        group.limit(int(group.used / 0.93))
+        found = watched.wait_raised("Memory")
+        assert (found["reason"], "MiB" in found["message"]) == ("NearLimit", True)
+        group.limit(1 << 32)
+        watched.wait_clear()
+    finally:
+        watched.process.stop()
+        group.remove()

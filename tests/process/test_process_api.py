@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from tests.harness.kube_objects import node_object, web_service, web_slices
 from tests.harness.node import HEALTH_PORT, NODE_IP, NODE_IP6, SECOND_IP, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import wait_until
 
+from pointsman.node.node_status import SERVICES_READY, STARTUP_TAINT
+
 pytestmark = needs_root
+
+PROBE = "--probe-addresses=192.0.2.77,2001:db8::77"
 
 RANGE = {
     "kind": "ServiceCIDR",
@@ -251,3 +256,37 @@ def test_under_the_name_kube_proxy_the_mode_is_iptables_and_an_event_warns_of_it
     assert warning["type"] == "Warning"
     assert warning["regarding"]["kind"] == "Node"
     assert warning["regarding"]["name"] == "n1"
+
+
+def test_an_event_about_the_end_is_sent_before_the_process_ends(
+    node: LabNode, process: NodeProcess, api: ApiThread
+) -> None:
+    process.configure(bindAddressHardFail=True, clientConnection={"kubeconfig": str(api.kubeconfig)})
+    with node.namespace.entered():
+        taken = socket.create_server(("0.0.0.0", HEALTH_PORT))
+    with taken:
+        process.start(from_api=True)
+        wait_until(lambda: not process.alive)
+    assert "FailedToStartProxierHealthcheck" in {event["reason"] for event in api.events()}
+
+
+def test_the_node_says_whether_its_services_are_served(
+    node: LabNode, process: NodeProcess, api: ApiThread
+) -> None:
+    taints = [{"key": STARTUP_TAINT, "effect": "NoSchedule"}, {"key": "others", "effect": "NoSchedule"}]
+    item = node_object()
+    api.load(WEB, *web_slices(), {**item, "spec": {**item.get("spec", {}), "taints": taints}}, RANGE)
+
+    def stored() -> dict[str, Any]:
+        return api.call(lambda server: server.store.get("Node", item["metadata"]["name"]))
+
+    def reason() -> str:
+        found = stored().get("status", {}).get("conditions", [])
+        return next((one["reason"] for one in found if one["type"] == SERVICES_READY), "")
+
+    process.configure(clientConnection={"kubeconfig": str(api.kubeconfig)})
+    process.start("--node-condition", "--remove-startup-taint", PROBE, from_api=True)
+    wait_until(lambda: reason() == "NothingBlocksReadiness", seconds=30)
+    assert stored()["spec"]["taints"] == taints[1:]
+    process.stop()
+    assert reason() == "ProxyStopped"

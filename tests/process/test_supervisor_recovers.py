@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pytest
 from tests.fake import toy_mode
 from tests.harness.waiting import async_wait_until
 
+from pointsman.app import modes
 from pointsman.app.assembly import Running, assemble
 from pointsman.app.host_preparation import Host
 from pointsman.app.modes import Choice
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.supervisor import Assembled, Supervisor
 from pointsman.backends.contract import Mode
-from pointsman.conditions import ConditionBoard
+from pointsman.conditions import Condition
 from pointsman.config.command_line import parse_run
 from pointsman.config.mode_table import MODES
 from pointsman.config.options import RunOptions
@@ -32,8 +34,8 @@ from pointsman.node.proxy import Proxy
 class UntouchedHost(Host):
     """The machine of the tests stays as it is."""
 
-    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
-        """No setting is made."""
+    def prepare(self, choice: Choice) -> tuple[Condition, ...]:
+        return ()
 
     def remove_leftovers(self, mode: Mode) -> CleanupResult:
         return CleanupResult.NOTHING
@@ -55,6 +57,9 @@ class Faulty:
     def drain(self) -> None:
         raise AssertionError("it does not stand long enough")
 
+    async def report_stopped(self) -> None:
+        """It has no Node."""
+
 
 class Waiting:
     """A proxy whose objects never arrive."""
@@ -71,6 +76,9 @@ class Waiting:
 
     def drain(self) -> None:
         """Nothing follows from it."""
+
+    async def report_stopped(self) -> None:
+        """It has no Node."""
 
 
 class Refusing(Waiting):
@@ -348,14 +356,15 @@ SETTING = "net/ipv4/ip_forward"
 class SettingHost(UntouchedHost):
     """One setting is made, below a directory that stands for the machine."""
 
-    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
+    def prepare(self, choice: Choice) -> tuple[Condition, ...]:
         self.sysctls.ensure(SETTING, 1)
+        return ()
 
 
 class NoHost(UntouchedHost):
     """It must not come to this."""
 
-    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
+    def prepare(self, choice: Choice) -> tuple[Condition, ...]:
         raise AssertionError("the host was touched")
 
 
@@ -379,6 +388,32 @@ async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_
         await fail()
     assert setting.read_text() == left
     assert caplog.text.count("Cannot record changed sysctls") == 1
+
+
+async def test_the_event_loop_runs_while_a_mode_is_chosen_and_the_host_prepared(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, choose_mode = asyncio.get_running_loop(), modes.choose_mode
+    turns: list[bool] = []
+
+    def wait_for_loop() -> None:
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        turns.append(turned.wait(5))
+
+    class WaitingHost(UntouchedHost):
+        def prepare(self, choice: Choice) -> tuple[Condition, ...]:
+            wait_for_loop()
+            return ()
+
+    def choose(options: RunOptions) -> Choice:
+        wait_for_loop()
+        return choose_mode(options)
+
+    monkeypatch.setattr(modes, "choose_mode", choose)
+    async with assemble(_read(arguments), ReloadRecord(), WaitingHost(tmp_path)):
+        pass
+    assert turns == [True, True]
 
 
 async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_touched(

@@ -86,5 +86,35 @@ def test_a_release_without_changes_is_refused(project: Path, capsys: pytest.Capt
     assert "nothing to release" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_a_release_that_was_written_in_advance_gets_its_date_and_what_came_since(
+    project: Path, capsys: pytest.CaptureFixture[str], more: bool
+) -> None:
+    file = project / "CHANGELOG.md"
+    file.write_text(OLD.replace("## 0.1.0", "## 0.2.0 (unreleased)\n\nThe first.\n\n## 0.1.0"))
+    assert changelog.main(["--notes", "0.2.0rc1"], project) == 0
+    assert changelog.main(["--notes", "0.2.0"], project) == 1
+    assert "calls 0.2.0 unreleased" in capsys.readouterr().err
+    if more:
+        _add(project, "apple.added.md", "A command.")
+
+    assert changelog.main(["0.2.0", "--date", "2026-02-03"], project) == 0
+
+    added = "### Added\n\n* A command.\n\n" if more else ""
+    assert file.read_text() == OLD.replace(
+        "## 0.1.0", f"## 0.2.0 (2026-02-03)\n\nThe first.\n\n{added}## 0.1.0"
+    )
+
+
+def test_release_notes_are_one_section_and_serve_candidates(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert changelog.main(["--notes", "0.1.0"], project) == 0
+    assert changelog.main(["--notes", "0.1.0rc2"], project) == 0
+    assert capsys.readouterr().out == "* First version.\n" * 2
+    assert changelog.main(["--notes", "0.3.0"], project) == 1
+    assert "says nothing about 0.3.0" in capsys.readouterr().err
+
+
 def test_every_fragment_of_the_project_can_be_released() -> None:
     changelog.read_fragments(changelog.ROOT / "changelog.d")

@@ -21,6 +21,7 @@ ASKED = {
     "run": PROJECT["project"]["dependencies"],
     "build": [*PROJECT["build-system"]["requires"], *PROJECT["dependency-groups"]["build"]],
     "dev": [text for text in PROJECT["dependency-groups"]["dev"] if isinstance(text, str)],
+    "docs": PROJECT["dependency-groups"]["docs"],
 }
 
 
@@ -73,7 +74,7 @@ def test_tests_run_with_what_users_get(name: str, python: str) -> None:
 
 def test_nothing_is_pinned_that_nobody_asks_for() -> None:
     """A dependency that left pyproject.toml must leave the lock, too."""
-    text = (ROOT / "requirements/dev.txt").read_text()
+    text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("dev", "docs"))
     direct = re.findall(
         r"^(\S+)==[^#]*?(?:# via|#)[^=]*?pointsman \(pyproject\.toml(?::\w+)?\)", text, re.MULTILINE
     )

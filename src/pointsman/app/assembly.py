@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from pointsman import __version__
 from pointsman.app import modes
 from pointsman.app.announcements import FindingReport, announce
 from pointsman.app.host_preparation import Attempt, Host
 from pointsman.app.reload_record import ReloadRecord
-from pointsman.app.servers import Servers
+from pointsman.app.servers import NO_SECURITY, Security, Servers
 from pointsman.backends.contract import Mode
 from pointsman.conditions import ConditionBoard
 from pointsman.config.flags import flagz
-from pointsman.config.gates import effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
@@ -27,27 +28,29 @@ from pointsman.errors import ConfigError
 from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.kube.auth import Credentials
 from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder, Recorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
-from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.foreign_chains import CachedChains, ForeignChains
-from pointsman.machine.host_facts import LinuxHost
-from pointsman.machine.own_addresses import LinuxMachine
+from pointsman.machine.host_facts import LinuxHost, LinuxMachine
+from pointsman.machine.settings import freeze_heap
 from pointsman.model.addresses import address_from_text, family_of
 from pointsman.model.decision import ClientKind
-from pointsman.node.checks import LooseTrackingCheck
+from pointsman.model.history import EventKind
 from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
 from pointsman.node.host_checks import HostChecks
 from pointsman.node.inspector import Inspector
-from pointsman.node.interfaces import EventSource
 from pointsman.node.loopback_node_ports import LoopbackNodePorts
+from pointsman.node.node_status import NodeStatus
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
+from pointsman.node.start import EventSource
 from pointsman.node.state import Settings
+from pointsman.node.traffic_sampler import TrafficSampler
 from pointsman.node.watches import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
@@ -55,6 +58,11 @@ from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.source.api import ApiSource
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
+
+_EVENTS_TIMEOUT_SECONDS: Final = 2.0
+"""For events that are still queued when a proxy ends: they may say why."""
+_REVIEW_QPS: Final = 100
+"""Above what the cached decisions of all clients can need."""
 
 _log = get_log(__name__)
 
@@ -69,6 +77,8 @@ class Running(msgspec.Struct):
     host: Host
     inspector: Inspector
     checks: HostChecks
+    sampler: TrafficSampler
+    node_status: NodeStatus | None
 
     @property
     def started(self) -> bool:
@@ -77,12 +87,14 @@ class Running(msgspec.Struct):
     async def run(self) -> None:
         """Run until cancelled; raises fatal errors."""
         proxy = self.proxy
-        work = [proxy.run(), self.checks.run()]
+        work = [proxy.run(), self.checks.run(), self.inspector.follow_states(), self.sampler.run()]
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
         if self.options.probe_addresses:
             work.append(self._probe_datapath())
+        if self.node_status is not None:
+            work.append(self.node_status.run())
         await run_until_first_ends(*work)
 
     async def _probe_datapath(self) -> None:
@@ -109,11 +121,16 @@ class Running(msgspec.Struct):
         self.choice = self.choice._replace(setup=setup)
         configure(setup.config.logging.to_settings())
         if live.touches("conntrack", "oomScoreAdj"):
-            self.host.prepare(self.choice, self.proxy.board)
+            await _prepare_host(self.host, self.choice, self.proxy.board)
 
     def drain(self) -> None:
         """Fail health checks of load balancers, and keep syncing."""
         self.proxy.health.is_draining = True
+
+    async def report_stopped(self) -> None:
+        """Report on the Node that no proxy follows changes any more."""
+        if self.node_status is not None:
+            await self.node_status.report_stopped()
 
 
 async def run_until_first_ends(*work: Coroutine[Any, Any, Any]) -> None:
@@ -139,17 +156,22 @@ async def assemble(
     for warning in options.warnings:
         _log.warning(warning)
     host = host or Host(options.paths.state_dir, options.paths.host_root)
-    choice = modes.choose_mode(options)
+    # Reading the features of the kernel takes long, and may pause: on a thread, so that others run meanwhile.
+    choice = await asyncio.to_thread(modes.choose_mode, options)
     mode, config = choice.mode, choice.setup.config
     node_name = config.hostname_override or socket.gethostname().strip().lower()
     _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
-    metrics = _build_metrics(mode, reloads)
-    board = ConditionBoard()
+    reloads.history.add(EventKind.STARTED, version=__version__, mode=mode.name)
+    metrics = _build_metrics(mode, reloads, host.sysctls)
+    board = ConditionBoard(on_transition=reloads.history.on_condition)
     async with contextlib.AsyncExitStack() as closing:
-        source, recorder = await closing.enter_async_context(_connect(options, config, node_name, metrics))
+        source, recorder, client, reviewer = await closing.enter_async_context(
+            _connect(options, config, node_name, metrics)
+        )
         attempt = closing.enter_context(Attempt(host.sysctls))
-        host.prepare(choice, board)
-        backends = modes.build_backends(choice, host.sysctls)
+        host.sysctls.forget_wanted(host.sysctls.wanted)
+        await _prepare_host(host, choice, board)
+        backends = {family: mode.backend(choice.setup, family, host.sysctls) for family in choice.families}
         connections = Connections(_count_http_errors(metrics))
         background = Background()
         closing.push_async_callback(background.close)
@@ -159,10 +181,6 @@ async def assemble(
         }
         flows = FlowCleanup(cleaners, background)
         listeners: list[SyncListener] = [flows]
-        if mode.capabilities.resets_need_loose_tracking:
-            check = LooseTrackingCheck(host.sysctls.read_int)
-            board.add_source("loose tracking", check.conditions)
-            listeners.append(check)
         if mode.listens_on_loopback and mode.localhost_node_ports(config):
             loopback = LoopbackNodePorts(metrics)
             closing.push_async_callback(loopback.close)
@@ -189,18 +207,31 @@ async def assemble(
             connections,
             unsupported=choice.refused,
             listeners=(*listeners, post_sync),
+            history=reloads.history,
         )
         board.add_source("flows", flows.conditions)
         board.add_source("configuration", reloads.conditions, logged_elsewhere=True)
         attempt.succeeded = lambda: proxy.start.has_started
         expose_watches(source, metrics, ages=options.manifests is None)
+        node_status = None
+        if client is not None and (options.node_condition or options.remove_startup_taint):
+            node_status = NodeStatus(
+                client,
+                node_name,
+                board,
+                lambda: proxy.health.node,
+                writes_condition=options.node_condition,
+                removes_taint=options.remove_startup_taint,
+            )
         commands = SystemCommands()
-        checks = HostChecks(proxy, LinuxHost(host.sysctls, CachedChains(commands)))
+        checks = HostChecks(proxy, LinuxHost(host.sysctls, CachedChains(commands)), host.check, recorder)
+        sampler = TrafficSampler(proxy)
         inspector = Inspector(
             proxy,
             reload=reloads.report,
             host=LinuxHost(host.sysctls, ForeignChains(commands)),
             host_checks=checks,
+            sampler=sampler,
             started_at=reloads.since,
         )
         servers = Servers(
@@ -210,6 +241,7 @@ async def assemble(
             inspector,
             options.paths.control_socket,
             connections,
+            await _secure(options, reviewer, node_name, board),
             on_ports_freed=post_sync.rerun,
         )
         closing.push_async_callback(proxy.close)
@@ -217,10 +249,15 @@ async def assemble(
         closing.push_async_callback(servers.stop)
         announce(options, mode, recorder)
         await servers.start(config)
-        yield Running(choice, options, proxy, servers, host, inspector, checks)
+        yield Running(choice, options, proxy, servers, host, inspector, checks, sampler, node_status)
 
 
-def _build_metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
+async def _prepare_host(host: Host, choice: modes.Choice, board: ConditionBoard) -> None:
+    board.add_source("kernel settings", host.sysctls.conditions)
+    board.replace("OOM score", await asyncio.to_thread(host.prepare, choice))
+
+
+def _build_metrics(mode: Mode, reloads: ReloadRecord, sysctls: Sysctls) -> Metrics:
     metrics = Metrics(mode.name, mode.metrics)
     metrics.add_scraped_counter(
         "pointsman_config_reloads_total",
@@ -228,9 +265,28 @@ def _build_metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
         ("result",),
         reloads.measure,
     )
+    metrics.add_scraped_counter(
+        "pointsman_sysctls_restored_total",
+        "Kernel settings that another program had changed",
+        (),
+        lambda: {(): float(sysctls.restored)},
+    )
     for counter in mode.counters:
         metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
     return metrics
+
+
+async def _secure(
+    options: RunOptions, reviewer: ApiClient | None, node_name: str, board: ConditionBoard
+) -> Security:
+    if not (options.serving.metrics or options.serving.health):
+        return NO_SECURITY
+    await asyncio.sleep(0)  # a callback of its own for imports and keys
+    from pointsman.app.secure_serving import build_security
+
+    security = build_security(options.serving, reviewer, node_name, board)
+    await asyncio.sleep(0)
+    return security
 
 
 def _count_http_errors(metrics: Metrics) -> ErrorLog:
@@ -246,14 +302,14 @@ def _freeze_heap() -> CleanupResult:
 @contextlib.asynccontextmanager
 async def _connect(
     options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
-) -> AsyncIterator[tuple[EventSource, Recorder]]:
-    """Yield the source of objects and the recorder of events."""
+) -> AsyncIterator[tuple[EventSource, Recorder, ApiClient | None, ApiClient | None]]:
+    """Yield the source of objects, the recorder of events, the client, and that for reviews of those who read metrics."""
     if options.manifests is not None:
         from pointsman.source.manifests import ManifestSource
 
         recorder = Recorder()
         report = FindingReport(metrics, recorder)
-        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), recorder
+        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), recorder, None, None
         return
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
@@ -269,12 +325,18 @@ async def _connect(
         node_name=node_name,
         on_finding=FindingReport(metrics, events),
         accept=accept_header(connection.content_type, connection.accept_content_types),
-        watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
+        watch_list=FeatureGates(config.feature_gates).enabled("WatchListClient"),
+    )
+    # A client of its own: however many clients are reviewed, no watch waits for its turn behind them.
+    reviewer = ApiClient(
+        access, qps=_REVIEW_QPS, burst=_REVIEW_QPS, credentials=credentials, listener=listener
     )
     sending = asyncio.create_task(events.run())
     try:
-        yield source, events
+        yield source, events, client, reviewer
     finally:
+        await events.flush(_EVENTS_TIMEOUT_SECONDS)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         await client.close()
+        await reviewer.close()

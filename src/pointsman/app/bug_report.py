@@ -16,6 +16,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
 from pointsman.report.archive import Part
 
+_PROC_SYS = Path("/proc/sys")
 _SETTINGS = (
     "net/ipv4/ip_forward",
     "net/ipv4/ip_local_port_range",
@@ -52,32 +53,31 @@ _VERSIONS = (
 _PACKAGES = ("h11", "h2", "msgspec", "prometheus-client", "PyYAML")
 
 
-def machine_parts(commands: Commands, *, rules: bool, root: Path = Path("/")) -> Iterator[Part]:
+def collect_machine_parts(commands: Commands, *, rules: bool) -> Iterator[Part]:
     """Everything that needs no running proxy; `rules` may name every Service of the cluster."""
-    yield Part("versions.txt", "programs, packages and kernel", _versions(commands, root))
-    yield Part("sysctls.txt", "kernel settings that packets depend on", _settings(root / "proc" / "sys"))
-    yield _conntrack(root / "proc" / "sys" / "net" / "netfilter")
+    yield Part("versions.txt", "programs, packages and kernel", _list_versions(commands))
+    yield Part("sysctls.txt", "kernel settings that packets depend on", _read_settings())
+    yield _count_connections()
     for name, command in {**(_RULES if rules else {}), **_NETWORK}.items():
-        yield _printed(commands, name, command)
+        yield _run_command(commands, name, command)
     if rules:
-        yield from _only_where_loaded(commands, root)
+        yield from _read_loaded(commands)
 
 
-def _only_where_loaded(commands: Commands, root: Path) -> Iterator[Part]:
+def _read_loaded(commands: Commands) -> Iterator[Part]:
     """What ipvs mode uses; reading it otherwise would load unused kernel modules."""
-    servers = root / "proc" / "net" / "ip_vs"
     name, about = "rules/ipvs.txt", "virtual and real servers, as in /proc/net/ip_vs"
     try:
-        yield Part(name, about, servers.read_text())
+        yield Part(name, about, Path("/proc/net/ip_vs").read_text())
     except OSError:
         yield Part(name, about, missing="ip_vs is not loaded")
-    if (root / "sys" / "module" / "ip_set").exists():
-        yield _printed(commands, *_IPSET)
+    if Path("/sys/module/ip_set").exists():
+        yield _run_command(commands, *_IPSET)
     else:
         yield Part(_IPSET[0], " ".join(_IPSET[1]), missing="ip_set is not loaded")
 
 
-def _printed(commands: Commands, name: str, command: tuple[str, ...]) -> Part:
+def _run_command(commands: Commands, name: str, command: tuple[str, ...]) -> Part:
     about = " ".join(command)
     try:
         result = commands.run(command)
@@ -88,43 +88,43 @@ def _printed(commands: Commands, name: str, command: tuple[str, ...]) -> Part:
     return Part(name, about, result.stdout.decode(errors="replace"))
 
 
-def _settings(root: Path) -> str:
+def _read_settings() -> str:
     lines = []
     for pattern in _SETTINGS:
-        for path in sorted(root.glob(pattern)):
+        for path in sorted(_PROC_SYS.glob(pattern)):
             try:
-                lines.append(f"{path.relative_to(root)} = {path.read_text().strip()}\n")
+                lines.append(f"{path.relative_to(_PROC_SYS)} = {path.read_text().strip()}\n")
             except OSError as error:
-                lines.append(f"{path.relative_to(root)}: {error.strerror}\n")
+                lines.append(f"{path.relative_to(_PROC_SYS)}: {error.strerror}\n")
     return "".join(lines)
 
 
-def _conntrack(settings: Path) -> Part:
+def _count_connections() -> Part:
     """How many connections are tracked, by kind; none of them by its addresses."""
     name, about = "conntrack.txt", "tracked connections, counted"
     lines = []
     for setting in ("nf_conntrack_count", "nf_conntrack_max", "nf_conntrack_buckets"):
         try:
-            lines.append(f"{setting} {(settings / setting).read_text().strip()}\n")
+            lines.append(f"{setting} {(_PROC_SYS / 'net/netfilter' / setting).read_text().strip()}\n")
         except OSError as error:
             lines.append(f"{setting}: {error.strerror}\n")
     try:
         for family in Family:
-            lines += _flow_counts(family)
+            lines += _count_flows(family)
     except KernelError as error:
         return Part(name, about, missing=str(error))
     return Part(name, about, "".join(lines))
 
 
-def _flow_counts(family: Family) -> Iterator[str]:
+def _count_flows(family: Family) -> Iterator[str]:
     with ConntrackTable(family) as table:
         for protocol in Protocol:
-            counts = _counted(table, protocol)
+            counts = _count_protocol(table, protocol)
             shown = ", ".join(f"{what} {counts[what]}" for what in ("all", "translated", "unreplied"))
             yield f"{family.value} {protocol.lower}: {shown}\n"
 
 
-def _counted(table: ConntrackTable, protocol: Protocol) -> Counter[str]:
+def _count_protocol(table: ConntrackTable, protocol: Protocol) -> Counter[str]:
     """Only those without an answer are ever held: a million flows would take more memory than a proxy's pod may have."""
     counts: Counter[str] = Counter()
 
@@ -138,7 +138,7 @@ def _counted(table: ConntrackTable, protocol: Protocol) -> Counter[str]:
     return counts
 
 
-def _versions(commands: Commands, root: Path) -> str:
+def _list_versions(commands: Commands) -> str:
     lines = [f"python {platform.python_version()}", f"kernel {platform.release()} {platform.machine()}"]
     for package in ("pointsman", *_PACKAGES):
         try:
@@ -146,10 +146,10 @@ def _versions(commands: Commands, root: Path) -> str:
         except metadata.PackageNotFoundError:
             lines.append(f"{package}: not installed as a package")
     for command in _VERSIONS:
-        part = _printed(commands, command[0], command)
+        part = _run_command(commands, command[0], command)
         lines.append(part.missing or part.content.strip())
     try:
-        lines.append((root / "etc" / "os-release").read_text().strip())
+        lines.append(Path("/etc/os-release").read_text().strip())
     except OSError as error:
         lines.append(f"os-release: {error.strerror}")
     return "".join(f"{line}\n" for line in lines)

@@ -3,81 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from pointsman.explain.target import BadQuestion, Question, target_from_text
+from pointsman.explain.service_port import Explanation
+from pointsman.explain.target import BadQuestion, Question, parse_target
 from pointsman.node.inspector import Inspector
-from pointsman.report.service_list import MAX_ROWS, ListQuery
+from pointsman.report.history import HistoryQuery, HistoryReport
+from pointsman.report.samples import ServiceFigures
+from pointsman.report.service_list import MAX_ROWS, ListQuery, ServiceList, ServicePage
+from pointsman.report.status import StatusReport, Verification
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 
-T = TypeVar("T", Question, ListQuery)
+T = TypeVar("T", Question, ListQuery, HistoryQuery)
 
 
-def control_routes(inspector: Inspector) -> dict[str, Handler]:
+def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the control socket answers."""
 
-    async def verify(_request: Request) -> Response:
-        return _json(await inspector.verify())
+    async def status(_request: Request) -> StatusReport:
+        return await inspector.status()
+
+    async def verify(_request: Request) -> Verification:
+        return await inspector.verify()
+
+    async def list_services(request: Request) -> ServiceList:
+        return await inspector.list(_decode(request, ListQuery))
 
     return {
-        "/status": status_handler(inspector),
-        "/verify": verify,
-        "/explain": explain_handler(inspector, kernel=True),
-        "/plans": services_handler(inspector),
-        "/list": list_handler(inspector),
+        "/status": _answer_with(status),
+        "/verify": _answer_with(verify),
+        "/explain": _answer_with(partial(_explain, inspector, kernel=True)),
+        "/list": _answer_with(list_services),
+        "/events": _answer_with(partial(_list_events, inspector)),
     }
 
 
-def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
-    """What the status page reads; it never makes the proxy read the kernel."""
+def build_page_data_routes(inspector: Inspector) -> dict[str, Handler]:
+    """What the status page reads; of the kernel, only samples of the traffic."""
+
+    async def status(_request: Request) -> StatusReport:
+        return await inspector.status(count=False)
+
+    async def services(request: Request) -> ServicePage:
+        query = request.query
+        offset, limit = _parse_number(query.get("offset"), 0), _parse_number(query.get("limit"), MAX_ROWS)
+        search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
+        return await inspector.services(search, offset, limit, sort, reverse=reverse)
+
+    async def traffic(request: Request) -> ServiceFigures:
+        return inspector.traffic(request.query.get("service", ""))
+
     return {
-        "/status.json": status_handler(inspector),
-        "/services.json": services_handler(inspector),
-        "/explain.json": explain_handler(inspector, kernel=False),
+        "/status.json": _answer_with(status),
+        "/services.json": _answer_with(services),
+        "/explain.json": _answer_with(partial(_explain, inspector, kernel=False)),
+        "/events.json": _answer_with(partial(_list_events, inspector)),
+        "/traffic.json": _answer_with(traffic),
     }
 
 
-def status_handler(inspector: Inspector) -> Handler:
-    async def answer(_request: Request) -> Response:
-        return _json(await inspector.status())
+async def _explain(inspector: Inspector, request: Request, *, kernel: bool) -> Explanation:
+    question = _decode(request, Question)
+    target = parse_target(question.target, question.namespace)
+    return await inspector.explain(target, question.client, kernel=kernel and question.kernel)
 
-    return answer
+
+async def _list_events(inspector: Inspector, request: Request) -> HistoryReport:
+    return inspector.history(_decode(request, HistoryQuery))
 
 
-def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
+def _answer_with(find: Callable[[Request], Awaitable[msgspec.Struct]]) -> Handler:
+    """Answer with JSON, made on a thread because it may be large, or with 400 for a bad question."""
+
     async def answer(request: Request) -> Response:
         try:
-            question = _decode(request, Question)
-            target = target_from_text(question.target, question.namespace)
-            wanted = kernel and question.kernel
-            explanation = await inspector.explain(target, question.client, kernel=wanted)
+            found = await find(request)
         except (BadQuestion, msgspec.DecodeError) as error:
             return text_response(f"{error}\n", 400)
-        return _json(explanation)
-
-    return answer
-
-
-def services_handler(inspector: Inspector) -> Handler:
-    async def answer(request: Request) -> Response:
-        query = request.query
-        offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
-        search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
-        return _json(await inspector.services(search, offset, limit, sort, reverse=reverse))
-
-    return answer
-
-
-def list_handler(inspector: Inspector) -> Handler:
-    async def answer(request: Request) -> Response:
-        try:
-            query = _decode(request, ListQuery)
-        except msgspec.DecodeError as error:
-            return text_response(f"{error}\n", 400)
-        listed = await inspector.list(query)
-        return await asyncio.to_thread(_json, listed)
+        body = await asyncio.to_thread(msgspec.json.encode, found)
+        return reply(body, "application/json", headers={"Cache-Control": "no-store"})
 
     return answer
 
@@ -89,10 +97,6 @@ def _decode(request: Request, kind: type[T]) -> T:
     return msgspec.convert(dict(request.query), kind, strict=False)
 
 
-def _number(text: str | None, default: int) -> int:
+def _parse_number(text: str | None, default: int) -> int:
     usable = text is not None and text.isascii() and text.isdigit() and len(text) < 10
     return int(text) if usable and text is not None else default
-
-
-def _json(value: object) -> Response:
-    return reply(msgspec.json.encode(value), "application/json", headers={"Cache-Control": "no-store"})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 from pointsman.app import modes
 from pointsman.backends.contract import CleanupStatus, Mode
-from pointsman.conditions import ConditionBoard
+from pointsman.conditions import Condition, ConditionBoard
 from pointsman.config.options import RunOptions
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.machine.resources import check_resources
 from pointsman.machine.settings import apply_conntrack, apply_oom_score, count_cores
 from pointsman.node.cleanup import CleanupResult
 from pointsman.obs.log import configure, flush, get_log
@@ -24,16 +25,29 @@ class Host:
 
     def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
         self._state_dir = state_dir
-        self.sysctls = modes.sysctl_journal(state_dir, root)
+        self.sysctls = modes.open_sysctls(state_dir, root)
         """Shared: what it remembers replaces a journal that cannot be written."""
+        self._prepared: frozenset[str] = frozenset()
 
-    def prepare(self, choice: modes.Choice, board: ConditionBoard) -> None:
-        """Set sysctls, the OOM score and what the mode needs; failures become conditions and are never fatal."""
+    def prepare(self, choice: modes.Choice) -> tuple[Condition, ...]:
+        """Set sysctls, the OOM score and what the mode needs; for a thread, because modules may be loaded.
+
+        Settings that were made here before are made again; those that backends make with their rules are kept.
+        Failures are never fatal: they are among the conditions of `sysctls`, or returned.
+        """
         config, sysctls = choice.setup.config, self.sysctls
-        settings = apply_conntrack(config.conntrack, sysctls, count_cores())
+        sysctls.forget_wanted(self._prepared)
+        kept = sysctls.wanted
+        apply_conntrack(config.conntrack, sysctls, count_cores())
         score = apply_oom_score(config.oom_score_adj)
-        board.replace("host settings", (*settings.conditions, *score.conditions))
-        board.replace("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
+        choice.mode.prepare(choice.setup, sysctls, choice.families)
+        self._prepared = sysctls.wanted - kept
+        return () if score is None else (score,)
+
+    def check(self) -> Iterator[Condition]:
+        """Restore settings that were changed externally, and yield what has run out; for a background thread."""
+        self.sysctls.restore()
+        yield from check_resources(self._state_dir)
 
     def remove_leftovers(self, mode: Mode) -> CleanupResult:
         """Remove leftovers of other modes."""
@@ -87,15 +101,10 @@ def initialise(options: RunOptions) -> int:
         flush()
         return 1
     sysctls = Host(options.paths.state_dir, options.paths.host_root).sysctls
-    report = apply_conntrack(options.config.conntrack, sysctls, count_cores())
-    for setting in report.applied:
+    for setting in apply_conntrack(options.config.conntrack, sysctls, count_cores()):
         _log.info("Set", setting=setting)
-    board = ConditionBoard()
-    board.replace("host settings", report.conditions)
-    for scope, step in (
-        ("proxy mode", choice.mode.prepare),
-        ("unprivileged proxy mode", choice.mode.before_unprivileged),
-    ):
-        board.replace(scope, step(choice.setup, sysctls, choice.families))
+    choice.mode.prepare(choice.setup, sysctls, choice.families)
+    choice.mode.before_unprivileged(choice.setup, sysctls, choice.families)
+    ConditionBoard().replace("kernel settings", sysctls.conditions())
     flush()
     return 0

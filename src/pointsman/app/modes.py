@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Backend, CleanupContext, CleanupItem, CleanupStatus, Mode, Setup
+from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus, Mode, Setup
 from pointsman.config.defaults import with_mode
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.config.options import RunOptions
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.sysctl import Sysctls, Undone
-from pointsman.machine.own_addresses import detect_families
+from pointsman.machine.host_facts import detect_families
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 
 _MAX_ATTEMPTS: Final = 3
 _RETRY_SECONDS: Final = 0.5
+_CAP_NET_ADMIN: Final = 12
 _NO_SUCH_FAMILY: Final = "it is switched off in this network namespace, or missing in the kernel"
 
 _log = get_log(__name__)
@@ -37,6 +39,12 @@ class Choice(NamedTuple):
     """Those it can serve here."""
     refused: Mapping[Family, str]
     """The others, and why."""
+
+
+def has_net_admin() -> bool:
+    """Whether this process has CAP_NET_ADMIN."""
+    capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return capabilities is None or bool(int(capabilities[1], 16) >> _CAP_NET_ADMIN & 1)
 
 
 def choose_mode(
@@ -62,6 +70,8 @@ def choose_mode(
             absent = {family: _NO_SUCH_FAMILY for family in Family if family not in available}
             return Choice(mode, _explain_choice(options, name, refusals), setup, able, refused | absent)
         refusals.append(f"mode {name} cannot be used here: {'; '.join(dict.fromkeys(missing.values()))}")
+    if not has_net_admin():
+        raise NotSupported("not permitted to program the kernel: run as root, or with CAP_NET_ADMIN")
     raise NotSupported(". ".join(refusals))
 
 
@@ -92,12 +102,7 @@ def _explain_choice(options: RunOptions, mode: str, refusals: Iterable[str]) -> 
     return ". ".join((f"no mode configured and the kernel can do {mode}", *refusals))
 
 
-def build_backends(choice: Choice, sysctls: Sysctls) -> dict[Family, Backend]:
-    """Return a backend per family; the host must have been prepared."""
-    return {family: choice.mode.backend(choice.setup, family, sysctls) for family in choice.families}
-
-
-def sysctl_journal(state_dir: Path, root: Path = Path("/")) -> Sysctls:
+def open_sysctls(state_dir: Path, root: Path = Path("/")) -> Sysctls:
     return Sysctls(root, journal=state_dir / "sysctls.json")
 
 
@@ -107,7 +112,7 @@ def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
     Modes share chains: those of the running one stay, and what only others have goes. kube-proxy leaves it, and with
     it rules that reject traffic for services which have endpoints by now.
     """
-    cleaning = CleanupContext(sysctl_journal(state_dir), detect_families(), running.chains)
+    cleaning = CleanupContext(open_sysctls(state_dir), detect_families(), running.chains)
     return list(_clean_up((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
@@ -118,7 +123,7 @@ def remove_everything(
 
     A dry run changes nothing and returns what would be done.
     """
-    sysctls = sysctl_journal(state_dir)
+    sysctls = open_sysctls(state_dir)
     settings = map(_describe_setting, sysctls.preview_undo() if dry_run else sysctls.undo())
     cleaning = CleanupContext(sysctls, detect_families(), all_proxies=all_proxies, dry_run=dry_run)
     return [*settings, *_clean_up(reversed(MODES), cleaning)]

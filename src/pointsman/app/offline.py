@@ -14,7 +14,7 @@ import msgspec
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend, SyncReport, SyncRequest
-from pointsman.config.gates import effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.config.options import RunOptions
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -22,8 +22,7 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.findings import Finding
-from pointsman.model.node import NodeFacts, build_node_facts
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, NodeFacts, build_node_facts
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
@@ -101,11 +100,11 @@ def plan_objects(
 ) -> Planned:
     """As `plan_manifests`, for objects at hand."""
     notes = [render_finding(finding) for finding in findings]
-    node_name, node = _node(objects, config.hostname_override, notes)
+    node_name, node = _find_node(objects, config.hostname_override, notes)
     facts = build_node_facts(node_name, node, config.bind_address)
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
-    addresses = local_addresses or {family: _node_addresses(node, family) for family in families}
-    planner = _Planner(objects, config, facts, notes)
+    addresses = local_addresses or {family: _list_node_addresses(node, family) for family in families}
+    planner = _Planner(objects, config, facts, notes, len(families))
     views: list[FamilyView] = []
     requests: dict[Family, SyncRequest] = {}
     for family in families:
@@ -133,7 +132,7 @@ def plan_objects(
     return Planned(node_name, config, requests, view, labels, tuple(dict.fromkeys(notes)))
 
 
-def _node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:
+def _find_node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:
     """The node to plan for: the one named, the only one, or the one called like this host."""
     nodes = {item.metadata.name: item for item in objects if isinstance(item, Node)}
     if wanted:
@@ -147,14 +146,14 @@ def _node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple
     host = socket.gethostname().strip().lower()
     if len(nodes) > 1 and host not in nodes:
         raise ConfigError(
-            [f"the manifests hold {len(nodes)} Nodes: say which with --node ({', '.join(sorted(nodes))})"]
+            [f"the manifests contain {len(nodes)} Nodes: choose one with --node ({', '.join(sorted(nodes))})"]
         )
     if not nodes:
         notes.append(f"no Node in the manifests: planning for {host} without addresses and zone; see --node")
     return host, nodes.get(host)
 
 
-def _node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]:
+def _list_node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]:
     """What the interfaces presumably hold: loopback and whatever the Node object lists."""
     listed = (node.status.addresses if node is not None else None) or ()
     found = [address_from_text(entry.address) for entry in listed if entry.type.endswith("IP")]
@@ -166,15 +165,21 @@ class _Planner:
     """Feeds the objects to a tracker and a reconciler per family."""
 
     def __init__(
-        self, objects: Sequence[KubeObject], config: KubeProxyConfiguration, node: NodeFacts, notes: list[str]
+        self,
+        objects: Sequence[KubeObject],
+        config: KubeProxyConfiguration,
+        node: NodeFacts,
+        notes: list[str],
+        families: int,
     ) -> None:
+        self._families = families
         self._services = [item for item in objects if isinstance(item, Service)]
         self._slices = [item for item in objects if isinstance(item, EndpointSlice)]
         self._config = config
         self._node_name = node.name
         self._pod_ranges = parse_pod_ranges(node)
         self._notes = notes
-        self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
+        self._allow_external = FeatureGates(config.feature_gates).enabled("AllowServiceExternalIPs")
         self.service_findings = ServiceFindings()
         for service in self._services:
             self.service_findings.upsert_service(service)
@@ -191,7 +196,7 @@ class _Planner:
         for endpoint_slice in self._slices:
             tracker.upsert_slice(endpoint_slice)
         keeper = RequestKeeper(context.family)
-        outcome = Reconciler(keeper).sync(tracker.take(), context)
+        outcome = Reconciler(keeper, families=self._families).sync(tracker.take(), context)
         self._notes += [render_finding(finding) for finding in outcome.findings]
         assert keeper.request is not None
         keys = {service.metadata.key for service in self._services}
@@ -199,7 +204,7 @@ class _Planner:
             context=context,
             plans=keeper.request.plans,
             states=tracker.states,
-            slices={key: tracker.slice_ports(key) for key in keys},
+            slices={key: tracker.slices.count_endpoints(key) for key in keys},
             node_addresses=node_addresses,
             localhost_node_ports=mode_named(self._config.mode).localhost_node_ports(self._config),
             pod_ranges=self._pod_ranges,

@@ -1,4 +1,4 @@
-"""Reloads of the configuration file since the process started, for `status`, the metric and the condition."""
+"""Reloads of the configuration file since the process started, for `status`, the metric, the condition and the history."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 
 from pointsman.conditions import Blocks, Condition
 from pointsman.config.reload import Decision, Live, Rejected, Restart
+from pointsman.model.history import EventKind
+from pointsman.node.history import History
+from pointsman.node.service_changes import MAX_NAMED
 from pointsman.report.status import ReloadReport
 
 
 class ReloadRecord:
-    """Outlives the proxies of the process, so that counts continue after a restart inside it."""
+    """Outlives the proxies of the process, so that counts and the history continue after a restart inside it."""
 
     def __init__(self) -> None:
         self.since = time.time()
         """When the process began."""
+        self.history = History()
         self._results = {"applied": 0, "restarted": 0, "rejected": 0}
         self._error = ""
         self._read_at: float | None = None
@@ -26,14 +30,17 @@ class ReloadRecord:
         match decision:
             case Rejected(reason=reason):
                 self.on_rejected(reason)
-            case Live():
+            case Live(changes=changes):
                 self._results["applied"] += 1
-            case Restart():
+                self.history.add(EventKind.CONFIGURATION_APPLIED, names=tuple(map(str, changes[:MAX_NAMED])))
+            case Restart(changes=changes):
                 self._results["restarted"] += 1
+                self.history.add(EventKind.RESTARTED, names=tuple(map(str, changes[:MAX_NAMED])))
 
     def on_rejected(self, reason: str) -> None:
         """By the decision, or later because it does not work on this node."""
         self._error = reason
+        self.history.add(EventKind.CONFIGURATION_REJECTED, error=reason)
         self._results["rejected"] += 1
 
     def report(self) -> ReloadReport:

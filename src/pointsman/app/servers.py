@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pointsman import KUBERNETES_MINOR, __version__
-from pointsman.app.control_handlers import control_routes, page_data_routes
-from pointsman.app.taken_ports import TakenPorts
-from pointsman.config.gates import effective_gates, gate_states
+from pointsman.app.control_handlers import build_control_routes, build_page_data_routes
+from pointsman.conditions import Blocks, Condition
+from pointsman.config.gates import FeatureGates, compute_gate_states
 from pointsman.config.load import config_to_json
+from pointsman.config.mode_table import MODES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kube.event_recorder import Recorder
 from pointsman.node.inspector import Inspector
@@ -19,19 +23,37 @@ from pointsman.node.proxy import Proxy
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.connections import Connections
 from pointsman.serve.control import ControlServer
-from pointsman.serve.handlers import route
 from pointsman.serve.health import HealthView
-from pointsman.serve.listeners import BindFailed, Listener
-from pointsman.serve.messages import Request, Response, text_response
-from pointsman.serve.page import page_routes
-from pointsman.serve.routes import Pages, description_routes, health_routes, metrics_routes
+from pointsman.serve.listeners import BindFailed, Listener, parse_bind_address
+from pointsman.serve.messages import Request, Response, route, text_response
+from pointsman.serve.page import build_page_routes
+from pointsman.serve.routes import Pages, build_description_routes, build_health_routes, build_metrics_routes
+
+if TYPE_CHECKING:
+    from pointsman.serve.authorization import Authorizer
+    from pointsman.serve.tls import ServerTls
 
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 """Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""
 
 
+_ANSWER_TIMEOUT_SECONDS = 2.0
+_ON_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a wildcard can be reached
+
+
 async def _log_lines(_request: Request) -> Response:
     return text_response("".join(recent_lines()))
+
+
+class Security(NamedTuple):
+    """What protects the ports, if anything does."""
+
+    metrics: ServerTls | None = None
+    health: ServerTls | None = None
+    authorizer: Authorizer | None = None
+
+
+NO_SECURITY: Final = Security()
 
 
 class Servers:
@@ -45,6 +67,7 @@ class Servers:
         inspector: Inspector,
         control_socket: Path | None,
         connections: Connections,
+        security: Security = NO_SECURITY,
         on_ports_freed: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_ports_freed` is called when another process let go of ports that were wanted here."""
@@ -54,46 +77,51 @@ class Servers:
             configuration=lambda: b'{"kubeproxy.config.k8s.io":%s}' % config_to_json(proxy.config),
             flags=lambda: flags,
             version=__version__,
-            gates=effective_gates(config.feature_gates),
+            gates=FeatureGates(config.feature_gates),
             profiling=config.enable_profiling,
             set_verbosity=set_verbosity,
-            extra=page_routes(page_data_routes(inspector)),
+            extra=build_page_routes(build_page_data_routes(inspector)),
         )
 
         taken = TakenPorts(on_ports_freed)
         proxy.board.add_source("ports", taken.conditions)
         view = HealthView(proxy.board, proxy.health.last_updated)
 
-        def failed(server: str, reason: str) -> Callable[[BindFailed], Awaitable[None]]:
-            async def tell(failure: BindFailed) -> None:
+        def build_handler(server: str, reason: str) -> Callable[[BindFailed], Awaitable[None]]:
+            async def on_bind_failed(failure: BindFailed) -> None:
                 recorder.node_event(reason, str(failure))
                 elsewhere = "" if self._metrics.addresses else proxy.config.metrics_bind_address
                 await taken.on_bind_failed(server, failure, elsewhere)
 
-            return tell
+            return on_bind_failed
 
         self._health = Listener(
             "health server",
-            route(health_routes(view, proxy.metrics)),
+            route(build_health_routes(view, proxy.metrics)),
             hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
+            on_bind_failure=build_handler("health server", "FailedToStartProxierHealthcheck"),
             on_settled=partial(taken.on_bound, "health server"),
             connections=connections,
+            tls=security.health,
         )
+        metrics_routes = build_metrics_routes(proxy.metrics, pages)
+        if security.authorizer is not None:
+            metrics_routes = security.authorizer.guard(metrics_routes)
         self._metrics = Listener(
             "metrics server",
-            route(metrics_routes(proxy.metrics, pages)),
+            route(metrics_routes),
             hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=failed("metrics server", "FailedToStartMetricServer"),
+            on_bind_failure=build_handler("metrics server", "FailedToStartMetricServer"),
             on_settled=partial(taken.on_bound, "metrics server"),
             connections=connections,
+            tls=security.metrics,
         )
 
         self._control: ControlServer | None = None
         if control_socket is not None:
             routes = {
-                **control_routes(inspector),
-                **description_routes(proxy.metrics, pages),
+                **build_control_routes(inspector),
+                **build_description_routes(proxy.metrics, pages),
                 "/log": _log_lines,
             }
             self._control = ControlServer(control_socket, routes, connections)
@@ -142,5 +170,63 @@ class Servers:
             "kubernetes_feature_enabled",
             "[BETA] 1 where a feature gate is on",
             ("name", "stage"),
-            lambda: gate_states(effective_gates(proxy.config.feature_gates)),
+            lambda: compute_gate_states(FeatureGates(proxy.config.feature_gates)),
         )
+
+
+class TakenPorts:
+    """The ports of this proxy's servers that are in use by another process.
+
+    The usual cause is kube-proxy, still running where this proxy was started. It is recognised by its answer at the metrics
+    port: a pod cannot see the processes of other pods.
+    """
+
+    def __init__(self, on_freed: Callable[[], None]) -> None:
+        """`on_freed` is called when the last of them could be opened later: the other process may have left rules."""
+        self._on_freed = on_freed
+        self._failures: dict[str, BindFailed] = {}
+        self._other_mode = ""
+        """The mode of the proxy that holds the ports, where it is one."""
+
+    async def on_bind_failed(self, server: str, failure: BindFailed, metrics_address: str) -> None:
+        """Note that a server cannot listen; another proxy would answer at `metrics_address`, empty when we listen there."""
+        self._failures[server] = failure
+        self._other_mode = await find_proxy_mode(metrics_address) if metrics_address else ""
+
+    def on_bound(self, server: str, listens: bool) -> None:
+        """Note that a server listens now, or is no longer configured."""
+        self._failures.pop(server, None)
+        if not self._failures and listens:
+            self._on_freed()
+
+    def conditions(self) -> Iterator[Condition]:
+        if not self._failures:
+            yield Condition.true("Listening", Blocks.READINESS)
+        elif self._other_mode:
+            addresses = " and ".join(failure.address for failure in self._failures.values())
+            yield Condition.false(
+                "Listening",
+                "OtherProxyRunning",
+                f"another proxy in {self._other_mode} mode serves this node and holds {addresses}",
+                "run one proxy per node, and keep kube-proxy off this one (docs/install.md)",
+                blocks=Blocks.READINESS,
+            )
+        else:
+            failures = "; ".join(f"{server}: {failure}" for server, failure in self._failures.items())
+            yield Condition.false("Listening", "BindFailed", failures, blocks=Blocks.READINESS)
+
+
+async def find_proxy_mode(address: str) -> str:
+    """Return the mode of the proxy whose metrics port this is; empty when none answers there."""
+    host, port = parse_bind_address(address)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(_ON_LOOPBACK.get(host, host), port)
+            try:
+                writer.write(b"GET /proxyMode HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                answer = await reader.read()
+            finally:
+                writer.close()
+        body = answer.decode("ascii", "replace").partition("\r\n\r\n")[2].strip()
+        return body if body in MODES else ""
+    return ""

@@ -52,6 +52,9 @@ class Assembled(Protocol):
     def drain(self) -> None:
         """Fail health checks of load balancers, and keep syncing."""
 
+    async def report_stopped(self) -> None:
+        """Report on the Node that no proxy follows changes any more."""
+
 
 Assemble = Callable[[RunOptions, ReloadRecord], AbstractAsyncContextManager[Assembled]]
 
@@ -149,6 +152,8 @@ class Supervisor:
                 self._running = None
                 if running.started and not self._restart.is_set():
                     self._fallback = None
+                if self._stop.is_set() or not self._restart.is_set():
+                    await running.report_stopped()
 
     def _fall_back(self, error: PointsmanError) -> None:
         """Return to the configuration that worked before; raises the error where there is none."""

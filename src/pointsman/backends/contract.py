@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.errors import Rejected
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import Capabilities
-from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import ServicePlan
-from pointsman.model.service import ServicePortName
+from pointsman.model.findings import Finding
+from pointsman.model.node_context import NodeContext, NodePortAddresses
+from pointsman.model.objects import Service
+from pointsman.model.plan import FrontendKind, ServicePlan
+from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs import MetricGroup
 
 if TYPE_CHECKING:
@@ -280,6 +281,8 @@ class Count(msgspec.Struct, frozen=True):
     connections: int
     endpoint: str = ""
     """`ip:port`; empty for the frontend as a whole."""
+    bytes: int = 0
+    """Of both directions, where the mode counts them."""
 
 
 class Counting(msgspec.Struct, frozen=True):
@@ -291,6 +294,43 @@ class Counting(msgspec.Struct, frozen=True):
     """Shown when nothing is counted: what that means and what to do."""
     limits: str = ""
     """Shown when something is counted: what is not."""
+
+
+class LoopbackNodePort(msgspec.Struct, frozen=True):
+    """A node port at a loopback address, of which a mode says whether it answers."""
+
+    address: bytes
+    protocol: Protocol
+    where: NodePortAddresses
+    allowed: bool
+    """The configuration allows it; see `Mode.localhost_node_ports`."""
+
+
+def _never_on_loopback(_question: LoopbackNodePort) -> str:
+    return "this mode does not serve node ports on loopback"
+
+
+class PacketQuirks(msgspec.Struct, frozen=True, kw_only=True):
+    """What is special about a mode; by default nothing."""
+
+    local_falls_back: bool = False
+    """Policy Local without local endpoints leads to remote ones instead of nowhere."""
+    holds_addresses: bool = False
+    """Service addresses are addresses of the node, so its own packets to them have them as their source."""
+    rejects_denied_when_empty: bool = False
+    """Clients outside the source ranges are rejected, not dropped, while the Service has no endpoints."""
+    own_packets_leave: bool = False
+    """The node's own packets to an external address without endpoints leave the node instead of being rejected."""
+    rejects_other_ports_of: frozenset[FrontendKind] = frozenset()
+    """At addresses of these kinds, ports that no Service has are rejected."""
+    drops_unallocated: bool = False
+    """Packets to addresses of the service range that no Service has are dropped."""
+    usual_node_ports: str = ""
+    """Where node ports answer when nothing is configured, as text; empty for everywhere."""
+    untraceable: str = ""
+    """What tracing with nftables does not show of this mode, as text."""
+    loopback_denial: Callable[[LoopbackNodePort], str] = _never_on_loopback
+    """Why the node port does not answer there; empty when it does."""
 
 
 def _counts_nothing(_family: Family) -> None:
@@ -305,8 +345,17 @@ class Setup(msgspec.Struct, frozen=True):
     service_metrics: bool = False
 
 
-def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Condition]:
-    return ()
+def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> None:
+    pass
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """The move of a cluster to a mode."""
+
+    configuration: KubeProxyConfiguration
+    """Converted, so that as much as possible stays as it is."""
+    findings: tuple[Finding, ...]
+    """What changes all the same, errors first; an error prevents the move."""
 
 
 class Mode(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,11 +364,9 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     preflight: Callable[[Setup, Family], Sequence[str]]
     """What this machine lacks, each with the remedy; empty when the mode can run. Changes nothing."""
-    prepare: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Condition]] = _nothing_to_prepare
-    """The part of the start that needs full privileges; says what works less well than it could."""
-    before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Condition]] = (
-        _nothing_to_prepare
-    )
+    prepare: Callable[[Setup, Sysctls, Sequence[Family]], None] = _nothing_to_prepare
+    """The part of the start that needs full privileges."""
+    before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], None] = _nothing_to_prepare
     """Make the settings that a backend makes with its rules, for one that will not have the privilege (`--init-only`)."""
     backend: Callable[[Setup, Family, Sysctls], Backend]
     render: Callable[[Setup, SyncRequest], str]
@@ -334,6 +381,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     quirks: PacketQuirks = PacketQuirks()
     localhost_node_ports: Callable[[KubeProxyConfiguration], bool]
     """Return whether the configuration allows node ports on loopback."""
+    migration: Callable[[KubeProxyConfiguration, Sequence[Service], tuple[int, int]], Migration] | None = None
+    """Return the move from the configured mode to this one, for these Services and the kernel of the nodes."""
     listens_on_loopback: bool = False
     """Node ports on loopback are served by listeners of the process, not by rules."""
     drift_seconds: float | None = None

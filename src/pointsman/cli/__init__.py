@@ -1,4 +1,4 @@
-"""Command-line entry points: one module per sub-command, with `command()` (its parser) and `main()` (exit status).
+"""Command-line entry points: one module per sub-command, with `build_parser()` (its parser) and `main()` (exit status).
 
 Promise: results go to standard output, errors and warnings to standard error as `pointsman COMMAND: ...`. Exit status 0 is
 yes, 1 is no (different, down, not found), 2 means that the command could not do its work. `-o json` prints the types of

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pointsman.cli.output import COLOUR_CHOICES, ascii_escape, screen
+from pointsman.cli.output import COLOUR_CHOICES, detect_screen, escape_ascii
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
@@ -24,7 +24,11 @@ from pointsman.text import escape, escape_json
 if TYPE_CHECKING:
     from pointsman.app.offline import Planned
     from pointsman.config.options import RunOptions
-    from pointsman.machine.own_addresses import LinuxMachine
+    from pointsman.machine.host_facts import LinuxMachine
+    from pointsman.report.service_list import ListQuery
+    from pointsman.screen import Screen
+
+T = TypeVar("T")
 
 ERROR = 2
 """Exit status when a command could not do its work."""
@@ -49,6 +53,12 @@ EXIT_STATUSES: Mapping[str, tuple[str, ...]] = {
     ),
     "list": ("listed", "nothing matches", "no proxy could be asked"),
     "top": ("shown", "nothing matches", "no proxy could be asked, or the kernel not read"),
+    "events": ("shown", "nothing matches", "no proxy could be asked"),
+    "simulate": (
+        "simulated; with a change: no Service goes down",
+        "a Service goes down, or a limit is exceeded",
+        "nothing to simulate",
+    ),
     "verify": ("equal", "different", "no proxy could be asked, or the kernel not read"),
     "report": (
         "written",
@@ -61,7 +71,11 @@ EXIT_STATUSES: Mapping[str, tuple[str, ...]] = {
         "refused: a proxy is running, or not root",
     ),
     "demo": ("all connections behaved as expected", "some did not", "the lab cannot run here"),
-    "check": ("valid", "invalid"),
+    "check": (
+        "valid",
+        "invalid; with --to: something prevents the change",
+        "with --to: could not be examined",
+    ),
     "completion": ("printed",),
     "version": ("printed",),
     "kubectl pointsman": (
@@ -124,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         return argument + did_you_mean(name, known)
 
 
-def parser(command: str, about: str) -> Parser:
+def create_parser(command: str, about: str) -> Parser:
     meanings = "; ".join(f"{status} {meaning}" for status, meaning in enumerate(EXIT_STATUSES[command]))
     return Parser(
         prog=f"pointsman {command}",
@@ -151,13 +165,11 @@ def add_offline(to: Parser, *, required: bool) -> None:
         choices=tuple(reversed(MODES)),
         help=f"{', '.join(reversed(MODES))}; default: the configuration's, else {BY_PREFERENCE[0]}",
     )
-    to.add_argument(
-        "--node", default="", help="the node to work for; default: the only Node in the manifests"
-    )
+    to.add_argument("--node", default="", help="name of the node; default: the only Node in the manifests")
     to.add_argument(
         "--family", type=str.lower, choices=tuple(_FAMILIES), default="both", help="IP family; default both"
     )
-    to.epilog = "Further flags, such as --config or --cluster-cidr, are those of `pointsman run`."
+    to.epilog = "Also accepts the flags of `pointsman run`, such as --config and --cluster-cidr."
 
 
 def add_services(to: argparse.ArgumentParser) -> None:
@@ -165,28 +177,93 @@ def add_services(to: argparse.ArgumentParser) -> None:
         "services",
         nargs="*",
         metavar="SERVICE",
-        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
+        help="NAME or NAMESPACE/NAME; * and ? are wildcards; default: all",
     )
 
 
-def services_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names from `add_services`; commas separate names as blanks do."""
-    return tuple(name for word in given.services for name in word.split(",") if name)
+def add_namespace(to: argparse.ArgumentParser, *, everywhere: str = "") -> None:
+    """Add -n and -A; `everywhere` is the namespace that stands for all."""
+    to.add_argument("-n", "--namespace", default="", help="namespace of names without one")
+    to.add_argument(
+        "-A",
+        "--all-namespaces",
+        dest="namespace",
+        action="store_const",
+        const=everywhere,
+        help="look in all namespaces",
+    )
+
+
+def add_selection(to: argparse.ArgumentParser, sorts: Collection[str] = ()) -> None:
+    """Add what selects Services: names, -n, -A, -l, and where there is a choice --sort-by."""
+    add_services(to)
+    add_namespace(to)
+    to.add_argument(
+        "-l", "--selector", default="", help="only Services with these labels, such as app=web,tier!=test"
+    )
+    if sorts:
+        first = next(iter(sorts))
+        to.add_argument(
+            "--sort-by", choices=tuple(sorts), default=first, help=f"default {first}; worst or largest first"
+        )
+
+
+def is_narrowed(given: argparse.Namespace) -> bool:
+    """Whether fewer than all Services were asked for."""
+    return bool(given.services or given.namespace or given.selector)
+
+
+def build_query(given: argparse.Namespace, **more: Any) -> ListQuery:
+    """Return the query for what `add_selection` selected; raises BadSelector."""
+    from pointsman.report.labels import parse_selector
+    from pointsman.report.service_list import ListQuery
+
+    return ListQuery(
+        namespace=given.namespace,
+        selector=parse_selector(given.selector),
+        names=split_service_names(given),
+        **more,
+    )
+
+
+def split_service_names(given: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names from `add_services`; commas separate names as blanks do, and `svc/web` is `web`."""
+    from pointsman.explain.target import drop_kind
+
+    return tuple(drop_kind(name) for word in given.services for name in word.split(",") if name)
 
 
 def add_live(to: argparse.ArgumentParser) -> None:
     to.add_argument(
-        "--control-socket", type=Path, default=CONTROL_SOCKET, help=f"of the proxy; default {CONTROL_SOCKET}"
+        "--control-socket",
+        type=Path,
+        default=CONTROL_SOCKET,
+        metavar="PATH",
+        help=f"control socket of the proxy; default {CONTROL_SOCKET}",
     )
 
 
-def add_output(to: argparse.ArgumentParser) -> None:
-    add_format(to)
+class _Formats(tuple[str, ...]):
+    """Choices of -o; one that ends in = is followed by anything."""
+
+    __slots__ = ()
+
+    def __contains__(self, given: object) -> bool:
+        return any(given == one or (one.endswith("=") and str(given).startswith(one)) for one in self)
+
+
+def add_output(to: argparse.ArgumentParser, *more: str) -> None:
+    """Add -o, with these formats besides those that every answer has, and --color."""
+    formats = _Formats(("text", "json", "yaml", *more))
+    to.add_argument(
+        "-o",
+        "--output",
+        choices=formats,
+        default="text",
+        metavar="FORMAT",
+        help=f"{', '.join(formats)}; default text",
+    )
     add_colour(to)
-
-
-def add_format(to: argparse.ArgumentParser) -> None:
-    to.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default text")
 
 
 def add_colour(to: argparse.ArgumentParser) -> None:
@@ -194,11 +271,11 @@ def add_colour(to: argparse.ArgumentParser) -> None:
         "--color",
         choices=COLOUR_CHOICES,
         default="auto",
-        help="default auto: on a terminal, unless NO_COLOR is set",
+        help="default auto: colour on a terminal, unless NO_COLOR is set",
     )
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse a duration of a flag."""
     try:
         found = float(text)
@@ -246,10 +323,10 @@ def plan_offline(
     """
     from pointsman.app.offline import plan_manifests
 
-    options = _offline_options(given, flags)
+    options = _build_offline_options(given, flags)
     families, addresses = _FAMILIES[given.family], None
     if machine is not None:
-        from pointsman.machine.own_addresses import detect_families
+        from pointsman.machine.host_facts import detect_families
 
         families = tuple(family for family in families if family in detect_families())
         addresses = {family: machine.local_addresses(family) for family in families}
@@ -258,15 +335,15 @@ def plan_offline(
     return options, planned
 
 
-def _offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
+def _build_offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
     """Return the configuration to plan with; the mode is decided. Raises ConfigError."""
     from pointsman.config.command_line import parse_run
     from pointsman.config.defaults import with_mode
 
     argv = [*flags, *([f"--hostname-override={given.node}"] if given.node else [])]
-    options = parse_run(argv, program="pointsman")
-    mode = given.mode or options.config.mode or BY_PREFERENCE[0]
-    return msgspec.structs.replace(options, config=with_mode(options.config, mode))
+    options = parse_run(argv, program="pointsman", mode=given.mode)
+    config = with_mode(options.config, options.config.mode or BY_PREFERENCE[0])
+    return msgspec.structs.replace(options, config=config)
 
 
 def split_run_flags(made: Parser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -293,7 +370,7 @@ def split_run_flags(made: Parser, argv: Sequence[str]) -> tuple[list[str], list[
     return own, flags
 
 
-def guarded(command: str, work: Callable[[], int]) -> int:
+def run_guarded(command: str, work: Callable[[], int]) -> int:
     """Run a command; expected errors become one message each and exit status 2."""
     try:
         return work()
@@ -319,6 +396,22 @@ def _say(command: str, problems: Sequence[str]) -> None:
 
 def print_json(value: object) -> None:
     text = escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-    if not screen().unicode:
-        text = "".join(one if one.isascii() else ascii_escape(one) for one in text)
+    if not detect_screen().unicode:
+        text = "".join(one if one.isascii() else escape_ascii(one) for one in text)
     sys.stdout.write(f"{text}\n")
+
+
+def print_json_lines(values: Iterable[object]) -> None:
+    sys.stdout.writelines(f"{escape_json(msgspec.json.encode(one).decode())}\n" for one in values)
+
+
+def print_answer(given: argparse.Namespace, answer: T, render: Callable[[T, Screen], str]) -> None:
+    """Print in the format asked for: as a document for programs, or as text for this screen."""
+    if given.output == "json":
+        print_json(answer)
+    elif given.output == "yaml":
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False))
+    else:
+        sys.stdout.write(render(answer, detect_screen(given.color)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import CleanupItem, CleanupStatus
-from pointsman.cli.arguments import ERROR, parser
+from pointsman.cli.arguments import ERROR, create_parser
 from pointsman.files import RUN_DIRECTORY
 
 _ABOUT = """Remove the rules, sets, virtual servers and devices that Pointsman made in any proxy mode, and restore the
@@ -18,13 +18,13 @@ kernel settings that it changed. Rules of kube-proxy stay unless --all-proxies i
 Refuses while a proxy serves this network namespace: Services would not answer until that proxy has restored its rules. Needs root."""
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("cleanup", _ABOUT)
+def build_parser() -> argparse.ArgumentParser:
+    made = create_parser("cleanup", _ABOUT)
     exclusive = made.add_mutually_exclusive_group()
     exclusive.add_argument(
         "--dry-run", action="store_true", help="print what would be removed and restored, and change nothing"
     )
-    exclusive.add_argument("--force", action="store_true", help="clean up although a proxy is running")
+    exclusive.add_argument("--force", action="store_true", help="clean up even while a proxy is running")
     made.add_argument(
         "--all-proxies", action="store_true", help="also remove the rules of kube-proxy, in every mode"
     )
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Return exit status 0 when everything was removed, 1 when something could not be, 2 when refused."""
     from pointsman.machine.instance import find_proxy
 
-    given = command().parse_args(argv)
+    given = build_parser().parse_args(argv)
     running = "" if given.force else find_proxy()
     if running and given.dry_run:
         sys.stderr.write(
@@ -74,7 +74,7 @@ def _clean_up(state_dir: Path, *, all_proxies: bool, dry_run: bool) -> int:
     items = remove_everything(state_dir, all_proxies=all_proxies, dry_run=dry_run)
     for item in items:
         out = sys.stderr if item.status is CleanupStatus.FAILED else sys.stdout
-        out.write(f"{item_text(item, dry_run=dry_run)}\n")
+        out.write(f"{render_item(item, dry_run=dry_run)}\n")
     if not items:
         sys.stdout.write("nothing to remove\n")
     return 1 if any(item.status is CleanupStatus.FAILED for item in items) else 0
@@ -88,7 +88,7 @@ _VERBS = {
 }
 
 
-def item_text(item: CleanupItem, *, dry_run: bool = False) -> str:
+def render_item(item: CleanupItem, *, dry_run: bool = False) -> str:
     """Return what was or would be done: `removed chain KUBE-SERVICES in iptables table nat`."""
     thing = f"{item.count} {item.kind}" if item.count else f"{item.kind} {item.name}".rstrip()
     where = f" in {item.where}" if item.where else ""

@@ -56,12 +56,12 @@ class _Connection:
     def request(self, url: str) -> None:
         self._socket.sendall(f"GET {url} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode("ascii"))
 
-    def begins_within(self, seconds: float) -> bool:
-        """Whether the answer, or the end of the connection, comes in that time."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for the answer or the end of the connection; return whether it came in that time."""
         return bool(select.select([self._socket], [], [], seconds)[0])
 
-    def answer(self) -> tuple[int, bytes]:
-        """HTTP status and body; raises OSError when there is no complete answer."""
+    def read_answer(self) -> tuple[int, bytes]:
+        """Return HTTP status and body; raises OSError when there is no complete answer."""
         received = bytearray()
         while part := self._socket.recv(_CHUNK):
             received += part
@@ -110,7 +110,7 @@ def request(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes
         with _Connection(path, _MAX_SECONDS) as connection:
             connection.request(url)
             _await_answer(connection, path, url, alive_seconds)
-            status, body = connection.answer()
+            status, body = connection.read_answer()
     except FileNotFoundError:
         raise NoProxy(
             f"no proxy runs here: there is no control socket {path}. Start one with `pointsman run`, or name "
@@ -132,7 +132,7 @@ def request(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes
 def _await_answer(connection: _Connection, path: Path, url: str, alive_seconds: float) -> None:
     """Wait until the answer begins; raises NoProxy when the proxy is not alive meanwhile."""
     began = time.monotonic()
-    while not connection.begins_within(alive_seconds):
+    while not connection.wait(alive_seconds):
         waited = time.monotonic() - began
         if waited < _MAX_SECONDS and _is_alive(path, alive_seconds):
             continue
@@ -148,7 +148,7 @@ def _is_alive(path: Path, seconds: float) -> bool:
     try:
         with _Connection(path, seconds) as connection:
             connection.request("/alive")
-            connection.answer()
+            connection.read_answer()
     except OSError:
         return False
     return True

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.cli.arguments import add_colour, parser
-from pointsman.cli.output import screen
+from pointsman.cli.arguments import add_colour, create_parser
+from pointsman.cli.output import detect_screen
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, Namespace, gain_privileges
@@ -31,6 +31,7 @@ from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_th
 from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, Probe, TrafficGenerator, connect
 from pointsman.lab.proxy import LabProxy, ProxyFailed, configuration
 from pointsman.screen import Screen
+from pointsman.text import format_count
 
 CONNECTIONS = 300
 _METRICS_PORT = 10249
@@ -42,22 +43,27 @@ LOCAL = LabService("shop", 2, backends("pod1", "pod2", "pod4"), type="LoadBalanc
 STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_seconds=10800)
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("demo", "A small cluster of network namespaces, served by Pointsman, with real packets.")
-    made.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
+def build_parser() -> argparse.ArgumentParser:
+    made = create_parser(
+        "demo",
+        "Build a small cluster from network namespaces, serve it with Pointsman, and send real packets through it.",
+    )
+    made.add_argument(
+        "--keep", action="store_true", help="keep the cluster running afterwards, to explore it"
+    )
     add_colour(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
-    options = command().parse_args(argv)
-    shown_on = screen(options.color)
+    options = build_parser().parse_args(argv)
+    shown_on = detect_screen(options.color)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         privileges = gain_privileges()
         with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
-            return _Demo(shown_on, Path(directory), privileges).run(keep=options.keep)
+            return _run_demo(_Output(shown_on), Path(directory), privileges, keep=options.keep)
     except LabUnavailable as unavailable:
         sys.stderr.write(f"pointsman demo: {unavailable}\n")
         return 2
@@ -66,206 +72,235 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
+class _Output:
+    """What the demo shows while it happens, and how often something was not as it should be."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.surprises = 0
+
+    def say(self, *lines: str) -> None:
+        sys.stdout.write("".join(line + "\n" for line in lines))
+        sys.stdout.flush()
+
+    def start_part(self, title: str, text: str) -> None:
+        self.say("", f"{self.screen.bold(title)}: {text}")
+
+    def note(self, text: str) -> None:
+        self.say("   " + text)
+
+    def expect(self, fulfilled: bool) -> None:
+        self.surprises += not fulfilled
+
+    def format_failures(self, failures: int) -> str:
+        text = format_count(failures, "connection")
+        return self.screen.bad(text) if failures else self.screen.good(text)
+
+
+class _SyncTimes:
+    """Time that the proxy spent in syncs, since it was last asked."""
+
+    def __init__(self, node: Namespace) -> None:
+        self._node = node
+        self._known: dict[str, float] = {}
+
+    def restart(self) -> None:
+        """Take note that a new process counts from zero."""
+        self._known = {}
+
+    def describe(self) -> str:
+        now = read_sync_seconds(self._node)
+        spent = {family: seconds - self._known.get(family, 0.0) for family, seconds in now.items()}
+        if not spent:
+            return ""
+        self._known = now
+        times = ", ".join(f"{family} {seconds * 1000:.1f} ms" for family, seconds in sorted(spent.items()))
+        return f" (syncs: {times})"
+
+
+def _run_demo(out: _Output, directory: Path, privileges: str, *, keep: bool) -> int:
+    began = time.monotonic()
+    out.say(out.screen.bold("Pointsman: a Kubernetes Service proxy at work, with real packets"), "")
+    with Cluster() as cluster:
+        built = time.monotonic() - began
+        out.say(*out.screen.to_plain(MAP).splitlines(), "")
+        out.say(
+            f"Each name is a network namespace of this process (built in {built * 1000:.0f} ms).",
+            "Pods run an echo server that says who answered and which client address it saw.",
+        )
+        for host in HOSTS:
+            if host.startswith("pod"):
+                cluster.serve(host, TARGET_PORT)
+        proxy = LabProxy(cluster, directory)
+        with contextlib.ExitStack() as stack:
+            stack.callback(proxy.stop)
+            demo = _Demo(out, cluster, proxy)
+            demo.start()
+            demo.show_frontends()
+            demo.change_endpoints()
+            demo.kill_proxy()
+            _show_kernel(out, cluster)
+            _conclude(out, time.monotonic() - began)
+            if keep:
+                _wait_for_explorer(out, cluster, proxy, privileges)
+    return 1 if out.surprises else 0
+
+
 class _Demo:
-    """The story, shown while it happens."""
+    """The steps, each with connections and what came of them."""
 
-    def __init__(self, screen: Screen, directory: Path, privileges: str) -> None:
-        self._screen = screen
-        self._privileges = privileges
-        self._directory = directory
-        self._surprises = 0
-        self._synced: dict[str, float] = {}
-        self._cluster: Cluster
-        self._proxy: LabProxy
+    def __init__(self, out: _Output, cluster: Cluster, proxy: LabProxy) -> None:
+        self._out, self._cluster, self._proxy = out, cluster, proxy
+        self._times = _SyncTimes(cluster["n1"])
 
-    def run(self, *, keep: bool) -> int:
-        began = time.monotonic()
-        self._say(self._screen.bold("Pointsman: a Kubernetes Service proxy at work, with real packets"), "")
-        with Cluster() as self._cluster:
-            built = time.monotonic() - began
-            self._say(*self._screen.plain(MAP).splitlines(), "")
-            self._say(
-                f"Each name is a network namespace of this process (built in {built * 1000:.0f} ms).",
-                "Pods run an echo server that says who answered and which client address it saw.",
-            )
-            for host in HOSTS:
-                if host.startswith("pod"):
-                    self._cluster.serve(host, TARGET_PORT)
-            self._proxy = LabProxy(self._cluster, self._directory)
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._proxy.stop)
-                self._start()
-                self._frontends()
-                self._changes()
-                self._crash()
-                self._kernel()
-                self._finish(time.monotonic() - began)
-                if keep:
-                    self._explore()
-        return 1 if self._surprises else 0
-
-    def _start(self) -> None:
+    def start(self) -> None:
         self._proxy.configure(configuration("nftables"))
         self._proxy.write([WEB, LOCAL, STICKY])
-        self._title("Start", "pointsman run --manifests DIR, on node n1, nftables mode")
+        self._out.start_part("Start", "pointsman run --manifests DIR, on node n1, nftables mode")
         self._proxy.start()
         seconds = self._proxy.wait()
-        self._note(f"3 Services are served {seconds:.2f} s after the process started{self._sync_times()}")
+        self._out.note(
+            f"3 Services are served {seconds:.2f} s after the process started{self._times.describe()}"
+        )
 
-    def _frontends(self) -> None:
+    def show_frontends(self) -> None:
         address = WEB.address("cluster", 4)
-        self._title("ClusterIP", f"pod3 opens {CONNECTIONS} connections to Service web, {address}:80")
-        self._show(
+        self._out.start_part(
+            "ClusterIP", f"pod3 opens {CONNECTIONS} connections to Service web, {address}:80"
+        )
+        self._show_answers(
             Probe("pod3", address, 80),
             ("pod1", "pod2", "pod4"),
             "All ready pods share; they see the client's own address.",
         )
         node = HOSTS["n1"].ipv4
-        self._title("NodePort", f"an external client uses node n1, {node}:{WEB.node_port}")
-        self._show(
+        self._out.start_part("NodePort", f"an external client uses node n1, {node}:{WEB.node_port}")
+        self._show_answers(
             Probe("client", node, WEB.node_port),
             ("pod1", "pod2", "pod4"),
             "Masqueraded: the pods see node n1, so that answers come back through it.",
         )
         address = LOCAL.address("lb", 4)
-        self._title("externalTrafficPolicy: Local", f"an external client uses load balancer IP {address}:80")
-        self._show(
+        self._out.start_part(
+            "externalTrafficPolicy: Local", f"an external client uses load balancer IP {address}:80"
+        )
+        self._show_answers(
             Probe("client", address, 80),
             ("pod1", "pod2"),
             "Only pods of this node, and the client's own address is kept.",
         )
         address = STICKY.address("cluster", 4)
-        self._title("Session affinity", f"four clients, 30 connections each, to Service cart, {address}:80")
+        self._out.start_part(
+            "Session affinity", f"four clients, 30 connections each, to Service cart, {address}:80"
+        )
         for client in ("pod1", "pod3", "client", "client2"):
             outcomes = self._ask(Probe(client, address, 80), 30)
             answered = sorted({outcome.by for outcome in outcomes})
-            self._expect(len(answered) == 1)
-            self._note(f"{client:9} -> {', '.join(answered)}")
+            self._out.expect(len(answered) == 1)
+            self._out.note(f"{client:9} -> {', '.join(answered)}")
 
-    def _changes(self) -> None:
-        self._title("A pod dies", "pod2 leaves the manifests while connections keep coming")
-        fewer = tuple(_with(service, "pod1", "pod4") for service in (WEB, LOCAL, STICKY))
-        with self._traffic() as traffic:
+    def change_endpoints(self) -> None:
+        self._out.start_part("A pod dies", "pod2 leaves the manifests while connections keep coming")
+        fewer = tuple(_replace_backends(service, "pod1", "pod4") for service in (WEB, LOCAL, STICKY))
+        with self._keep_connecting() as traffic:
             took = self._proxy.apply(fewer)
         self._cluster.servers.stop("pod2")
-        self._changed(took, traffic)
-        self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4"), "", also=("pod2",))
-        self._title("A pod is added", "pod5 joins on node n2")
-        more = (_with(WEB, "pod1", "pod4", "pod5"), *fewer[1:])
-        with self._traffic() as traffic:
+        self._report_change(took, traffic)
+        self._show_answers(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4"), "", also=("pod2",))
+        self._out.start_part("A pod is added", "pod5 joins on node n2")
+        more = (_replace_backends(WEB, "pod1", "pod4", "pod5"), *fewer[1:])
+        with self._keep_connecting() as traffic:
             took = self._proxy.apply(more)
-        self._changed(took, traffic)
-        self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4", "pod5"), "")
+        self._report_change(took, traffic)
+        self._show_answers(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4", "pod5"), "")
 
-    def _changed(self, took: float, traffic: TrafficGenerator) -> None:
-        self._note(
-            f"applied {took * 1000:.0f} ms after the file changed, "
-            f"200 ms of them to see that it stays quiet{self._sync_times()}"
-        )
-        self._note(f"{self._failed(traffic)} failed meanwhile")
-
-    def _crash(self) -> None:
-        self._title("kill -9", "the proxy dies and starts again while connections keep coming")
-        with self._traffic() as traffic:
+    def kill_proxy(self) -> None:
+        self._out.start_part("kill -9", "the proxy dies and starts again while connections keep coming")
+        with self._keep_connecting() as traffic:
             self._proxy.stop(signal.SIGKILL)
-            self._synced.clear()
+            self._times.restart()
             time.sleep(0.2)
-            self._proxy.write((_with(WEB, "pod1", "pod4", "pod5"),))
+            self._proxy.write((_replace_backends(WEB, "pod1", "pod4", "pod5"),))
             self._proxy.start()
             seconds = self._proxy.wait()
-        self._note(
-            f"back after {seconds:.2f} s{self._sync_times()}; {self._failed(traffic)} failed meanwhile"
+        self._out.note(
+            f"back after {seconds:.2f} s{self._times.describe()}; {self._count_failed(traffic)} failed meanwhile"
         )
 
-    def _kernel(self) -> None:
-        address = WEB.address("cluster", 4)
-        self._title("In the kernel", f"what a packet to {address} meets (nft list table ip kube-proxy)")
-        if not shutil.which("nft"):
-            self._note("the program nft is not installed; `pointsman render` prints the same rules")
-            return
-        listing = self._cluster["n1"].run(("nft", "list", "table", "ip", "kube-proxy"))
-        for line in path_through_table(listing, address):
-            self._say("   " + (line if line.startswith(" ") else self._screen.bold(line)))
-
-    def _finish(self, seconds: float) -> None:
-        self._say("")
-        if self._surprises:
-            self._say(self._screen.bad(f"{self._surprises} things were not as they should be."))
-        else:
-            self._say(self._screen.good(f"Everything behaves as it should, in {seconds:.1f} s."))
-
-    def _explore(self) -> None:
-        pid = os.getpid()
-        enter = "nsenter"
-        if self._privileges != "root":
-            enter += f" --user=/proc/{pid}/ns/user --preserve-credentials"
-        self._say(
-            "",
-            self._screen.bold("Left running. In another terminal, as the same user:"),
-            f"  {enter} --net={self._cluster['n1'].path} nft list table ip kube-proxy",
-            f"  {enter} --net={self._cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the external client",
-            f"  $EDITOR {self._proxy.manifests}/cluster.json   # change Services and endpoints",
-            f"  tail -f {self._proxy.log}",
-            "",
-            f"Ctrl-C here (or kill {pid}) removes everything.",
+    def _report_change(self, took: float, traffic: TrafficGenerator) -> None:
+        self._out.note(
+            f"applied {took * 1000:.0f} ms after the file changed, "
+            f"200 ms of them to see that it stays quiet{self._times.describe()}"
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        signal.pause()
+        self._out.note(f"{self._count_failed(traffic)} failed meanwhile")
 
-    def _show(self, probe: Probe, wanted: Sequence[str], moral: str, also: Sequence[str] = ()) -> None:
+    def _show_answers(
+        self, probe: Probe, wanted: Sequence[str], moral: str, also: Sequence[str] = ()
+    ) -> None:
         outcomes = self._ask(probe, CONNECTIONS)
-        self._expect({outcome.by for outcome in outcomes} == set(wanted))
-        for line in answer_bars(outcomes, self._screen, (*wanted, *also)):
-            self._say("   " + line)
+        self._out.expect({outcome.by for outcome in outcomes} == set(wanted))
+        for line in answer_bars(outcomes, self._out.screen, (*wanted, *also)):
+            self._out.say("   " + line)
         failed = sum(outcome.kind is not Kind.ANSWERED for outcome in outcomes)
-        self._note(
-            f"{moral} {self._count(failed, 'connection')} failed, "
+        self._out.note(
+            f"{moral} {self._out.format_failures(failed)} failed, "
             f"median {median_milliseconds(outcomes):.2f} ms.".lstrip()
         )
 
     def _ask(self, probe: Probe, count: int) -> list[Outcome]:
-        """One after the other, so that the times are those of single connections."""
+        """Connect one after the other, so that the times are those of single connections."""
         return [connect(self._cluster, probe, LONG_TIMEOUT_SECONDS) for _ in range(count)]
 
-    def _traffic(self) -> TrafficGenerator:
-        """Connections to web, repeated until the block ends."""
+    def _keep_connecting(self) -> TrafficGenerator:
+        """Connect to web again and again, until the block ends."""
         return TrafficGenerator(self._cluster, [Probe("pod3", WEB.address("cluster", 4), 80)] * 5)
 
-    def _failed(self, traffic: TrafficGenerator) -> str:
-        self._expect(not traffic.failures)
-        return self._count(len(traffic.failures), "connection")
-
-    def _sync_times(self) -> str:
-        """Time spent in syncs since this was last asked."""
-        now = sync_seconds(self._cluster["n1"])
-        spent = {family: seconds - self._synced.get(family, 0.0) for family, seconds in now.items()}
-        if not spent:
-            return ""
-        self._synced = now
-        times = ", ".join(f"{family} {seconds * 1000:.1f} ms" for family, seconds in sorted(spent.items()))
-        return f" (syncs: {times})"
-
-    def _expect(self, fulfilled: bool) -> None:
-        self._surprises += not fulfilled
-
-    def _count(self, number: int, what: str) -> str:
-        text = f"{number} {what}{'' if number == 1 else 's'}"
-        return self._screen.bad(text) if number else self._screen.good(text)
-
-    def _title(self, title: str, text: str) -> None:
-        self._say("", f"{self._screen.bold(title)}: {text}")
-
-    def _note(self, text: str) -> None:
-        self._say("   " + text)
-
-    def _say(self, *lines: str) -> None:
-        sys.stdout.write("".join(line + "\n" for line in lines))
-        sys.stdout.flush()
+    def _count_failed(self, traffic: TrafficGenerator) -> str:
+        self._out.expect(not traffic.failures)
+        return self._out.format_failures(len(traffic.failures))
 
 
-def sync_seconds(node: Namespace) -> dict[str, float]:
-    """Time spent in syncs, by IP family, from the metrics of the proxy there; empty when it cannot be asked."""
+def _show_kernel(out: _Output, cluster: Cluster) -> None:
+    address = WEB.address("cluster", 4)
+    out.start_part("In the kernel", f"what a packet to {address} meets (nft list table ip kube-proxy)")
+    if not shutil.which("nft"):
+        out.note("the program nft is not installed; `pointsman render` prints the same rules")
+        return
+    listing = cluster["n1"].run(("nft", "list", "table", "ip", "kube-proxy"))
+    for line in path_through_table(listing, address):
+        out.say("   " + (line if line.startswith(" ") else out.screen.bold(line)))
+
+
+def _conclude(out: _Output, seconds: float) -> None:
+    out.say("")
+    if out.surprises:
+        out.say(out.screen.bad(f"{out.surprises} things were not as they should be."))
+    else:
+        out.say(out.screen.good(f"Everything behaves as it should, in {seconds:.1f} s."))
+
+
+def _wait_for_explorer(out: _Output, cluster: Cluster, proxy: LabProxy, privileges: str) -> None:
+    pid = os.getpid()
+    enter = "nsenter"
+    if privileges != "root":
+        enter += f" --user=/proc/{pid}/ns/user --preserve-credentials"
+    out.say(
+        "",
+        out.screen.bold("Left running. In another terminal, as the same user:"),
+        f"  {enter} --net={cluster['n1'].path} nft list table ip kube-proxy",
+        f"  {enter} --net={cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the external client",
+        f"  $EDITOR {proxy.manifests}/cluster.json   # change Services and endpoints",
+        f"  tail -f {proxy.log}",
+        "",
+        f"Ctrl-C here (or kill {pid}) removes everything.",
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.pause()
+
+
+def read_sync_seconds(node: Namespace) -> dict[str, float]:
+    """Return the time spent in syncs by IP family, from the metrics of the proxy there; empty when it cannot be asked."""
     metrics = HTTPConnection("127.0.0.1", _METRICS_PORT, timeout=2)
     try:
         with node.entered():
@@ -279,5 +314,5 @@ def sync_seconds(node: Namespace) -> dict[str, float]:
     return {family: float(seconds) for family, seconds in _SYNC_SECONDS.findall(text)}
 
 
-def _with(service: LabService, *hosts: str) -> LabService:
+def _replace_backends(service: LabService, *hosts: str) -> LabService:
     return msgspec.structs.replace(service, backends=backends(*hosts))

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from pointsman.cli.arguments import (
     Parser,
     add_live,
+    add_namespace,
     add_offline,
     add_output,
-    guarded,
+    create_parser,
     parse_offline,
-    parser,
+    parse_seconds,
     plan_offline,
-    print_json,
+    print_answer,
     reject_flags,
-    seconds,
+    run_guarded,
 )
 from pointsman.cli.control_client import ask
-from pointsman.cli.output import screen
 from pointsman.explain.answer import explain
 from pointsman.explain.probes import add_probes, find_places
 from pointsman.explain.service_port import Explanation
-from pointsman.explain.target import Question, target_from_text
-from pointsman.explain.text import explanation_text
+from pointsman.explain.target import EVERYWHERE, Question, parse_target
+from pointsman.explain.text import render_explanation
 from pointsman.machine.reach import reach
 from pointsman.model.addresses import address_from_text
 
@@ -37,8 +36,8 @@ each with an optional :PORT (number or name); IP, IP:PORT, [IPv6]:PORT or :NODEP
 is an endpoint; each with an optional /tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests."""
 
 
-def command() -> Parser:
-    made = parser("explain", _ABOUT)
+def build_parser() -> Parser:
+    made = create_parser("explain", _ABOUT)
     made.add_argument("target", help="what to explain")
     made.add_argument(
         "--from",
@@ -46,34 +45,34 @@ def command() -> Parser:
         default="",
         help="pod, node, outside, an IP address or the name of a pod; default: all three kinds",
     )
-    made.add_argument("-n", "--namespace", default="", help="namespace of a name without one")
+    add_namespace(made, everywhere=EVERYWHERE)
     made.add_argument(
         "--probe",
         action="store_true",
-        help="also connect from here to every endpoint, and to the frontends asked about",
+        help="also connect from this host to every endpoint and to the frontends in question",
     )
     made.add_argument(
         "--probe-source",
-        type=_source,
+        type=_parse_source,
         default=b"",
         metavar="IP",
         help="connect from this address of the host",
     )
     made.add_argument(
         "--probe-seconds",
-        type=seconds,
+        type=parse_seconds,
         default=2.0,
         metavar="SECONDS",
-        help="how long each connection may take; default 2",
+        help="timeout of each connection; default 2",
     )
-    made.add_argument("--no-kernel", action="store_true", help="do not read the kernel of the running proxy")
+    made.add_argument("--no-kernel", action="store_true", help="do not compare with the kernel")
     add_output(made)
     add_live(made)
     add_offline(made, required=False)
     return made
 
 
-def _source(text: str) -> bytes:
+def _parse_source(text: str) -> bytes:
     address = address_from_text(text)
     if address is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an IP address")
@@ -82,32 +81,29 @@ def _source(text: str) -> bytes:
 
 def main(argv: Sequence[str]) -> int:
     """Return exit status 0 when the target is healthy, 1 when not, 2 when the proxy does not answer."""
-    made = command()
+    made = build_parser()
     given, flags = parse_offline(made, argv)
     if not given.probe:
         reject_flags(made, given, "only with --probe", "probe_source", "probe_seconds")
-    return guarded("explain", lambda: _explain(given, flags))
+    return run_guarded("explain", lambda: _explain(given, flags))
 
 
 def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    explanation = _offline(given, flags) if given.manifests is not None else _live(given)
+    explanation = _explain_offline(given, flags) if given.manifests is not None else _ask_live(given)
     if given.probe:
         places = find_places(explanation)
         attempts = reach(places, given.probe_seconds, given.probe_source)
         explanation = add_probes(explanation, dict(zip(places, attempts, strict=True)))
-    if given.output == "json":
-        print_json(explanation)
-    else:
-        sys.stdout.write(explanation_text(explanation, screen(given.color)))
+    print_answer(given, explanation, render_explanation)
     return 0 if explanation.is_healthy else 1
 
 
-def _live(given: argparse.Namespace) -> Explanation:
-    target_from_text(given.target)
+def _ask_live(given: argparse.Namespace) -> Explanation:
+    parse_target(given.target)
     question = Question(given.target, given.namespace, given.client, kernel=not given.no_kernel)
     return ask(given.control_socket, "/explain", Explanation, question)
 
 
-def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
+def _explain_offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
     _, planned = plan_offline("explain", given, flags)
-    return explain(planned.view, target_from_text(given.target, given.namespace), given.client)
+    return explain(planned.view, parse_target(given.target, given.namespace), given.client)

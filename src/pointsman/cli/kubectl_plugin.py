@@ -1,43 +1,74 @@
 """`kubectl pointsman [NODE...] COMMAND`: the commands of the proxies in a cluster, asked through `kubectl exec`.
 
 One node: its own answer, as on the node itself. Several nodes, or all: `status`, `list` and `explain` put their answers side by
-side and say which nodes disagree; other commands are shown node by node.
+side and say which nodes disagree, `top` and `events` merge them; other commands are shown node by node. `ui` opens a node's status page.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pointsman.cli.arguments import ERROR, add_colour, parser, print_json
-from pointsman.cli.output import delivered, screen
+from pointsman.cli.arguments import ERROR, add_colour, create_parser, print_answer
+from pointsman.cli.output import deliver_output
 from pointsman.errors import PointsmanError
-from pointsman.explain.service_port import Explanation
-from pointsman.report.fleet import FleetReport, fleet_explain, fleet_list, fleet_status, fleet_text
+from pointsman.explain.service_port import Explanation, ServicePortReport
+from pointsman.report.fleet import (
+    FleetReport,
+    merge_explanations,
+    merge_history,
+    merge_lists,
+    merge_status,
+    render_fleet,
+)
+from pointsman.report.history import HistoryReport
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
-from pointsman.screen import laid_out
+from pointsman.report.traffic import TrafficReport, merge_traffic
+from pointsman.screen import Screen, lay_out
 from pointsman.text import escape, find_similar
 
-_ABOUT = """Ask the Pointsman pods of a cluster. Without NODE all are asked. With one node the command runs there as if you were on the
-node; with several, status, list and explain put the answers side by side and name the nodes that disagree, and other commands are
-shown node by node.
+T = TypeVar("T")
 
-COMMAND is a sub-command of pointsman that looks at a running proxy (status, list, explain, verify, top, ...), with its arguments.
+_ABOUT = """Ask the Pointsman pods of a cluster. Without NODE all are asked. With one node the command runs there as if you were on the
+node; with several, status, list and explain put the answers side by side and name the nodes that disagree, top adds up
+the traffic, events are merged, and other commands are shown node by node.
+
+COMMAND is a sub-command of pointsman that looks at a running proxy (status, list, explain, verify, top, ...), with its arguments; or
+ui [NODE], which forwards a local port to the status page of one node and prints its address; or simulate, which lists the cluster
+and runs here.
 
 With one node the exit status is that of the command."""
 
-COMMANDS: Final = ("status", "list", "explain", "verify", "top", "trace", "check", "version")
-_CONTINUOUS: Final = ("top", "trace")
+UI: Final = "ui"
+SIMULATE: Final = "simulate"
+COMMANDS: Final = (
+    "status",
+    "list",
+    "explain",
+    "verify",
+    "top",
+    "events",
+    "trace",
+    "check",
+    "version",
+    UI,
+    SIMULATE,
+)
+_CONTINUOUS: Final = ("trace",)
+_METRICS_PORT: Final = 10249
 _SELECTOR: Final = "app.kubernetes.io/name=pointsman"
 _CONTAINERS: Final = ("pointsman", "kube-proxy")
-_AT_A_TIME: Final = 16
+_MAX_PARALLEL: Final = 16
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -58,8 +89,8 @@ class Answer(msgspec.Struct, frozen=True):
     errors: str
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("kubectl pointsman", _ABOUT)
+def build_parser() -> argparse.ArgumentParser:
+    made = create_parser("kubectl pointsman", _ABOUT)
     made.prog = "kubectl pointsman"
     made.usage = "kubectl pointsman [flags] [NODE...] COMMAND [ARGUMENT...]"
     made.add_argument("--selector", default=_SELECTOR, help=f"labels of the pods; default {_SELECTOR}")
@@ -81,16 +112,23 @@ def command() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The plugin as kubectl starts it."""
     arguments = sys.argv[1:] if argv is None else argv
-    return delivered("kubectl pointsman", lambda: _run(arguments))
+    return deliver_output("kubectl pointsman", lambda: _run(arguments))
 
 
 def _run(argv: Sequence[str]) -> int:
-    made = command()
+    made = build_parser()
     given = made.parse_args(argv)
     nodes, asked = split_arguments(given.arguments)
     if not asked:
         meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in find_similar(word, COMMANDS)]
         made.error(f"name a command: {', '.join(COMMANDS)}{''.join(meant)}")
+    if asked[0] == SIMULATE:
+        from pointsman.cli import simulate
+
+        access = [
+            f"--{name}={value}" for name in ("kubeconfig", "context") if (value := getattr(given, name))
+        ]
+        return simulate.main([*access, *asked[1:]])
     try:
         return _ask(given, nodes, asked)
     except PointsmanError as error:
@@ -108,28 +146,73 @@ def _ask(given: argparse.Namespace, nodes: Sequence[str], asked: Sequence[str]) 
     kubectl = ["kubectl"]
     kubectl += [f"--kubeconfig={given.kubeconfig}"] if given.kubeconfig else []
     kubectl += [f"--context={given.context}"] if given.context else []
-    pods = chosen_pods(_pods(kubectl, given.selector), nodes, given.selector)
+    nodes = [*nodes, *asked[1:]] if asked[0] == UI else nodes
+    pods = choose_pods(_list_pods(kubectl, given.selector), nodes, given.selector)
+    if asked[0] == UI:
+        return _forward(kubectl, pods[0])
     if len(pods) == 1:
-        return _pass_through(kubectl, pods[0], asked)
-    runs_on = asked[0] in _CONTINUOUS or "-w" in asked or "--watch" in asked
-    if runs_on:
+        return _run_on_node(kubectl, pods[0], asked)
+    fleet = Fleet(kubectl, pods, given.timeout)
+    if asked[0] == "top" and not {"-h", "--help"}.intersection(asked):
+        return _show_traffic(fleet, asked[1:], given.color)
+    if asked[0] in _CONTINUOUS or "-w" in asked or "--watch" in asked:
         raise PointsmanError(
             f"{asked[0]} runs continuously; choose one node: {', '.join(pod.node for pod in pods)}"
         )
     merge = _MERGES.get(asked[0])
-    output, colour, rest = _presentation(asked, given.color)
-    if merge is None or output not in ("", "text", "wide", "json"):
-        return _one_after_the_other(_all_answers(kubectl, pods, asked, given.timeout))
-    answers = _all_answers(kubectl, pods, [*rest, "-o", "json"], given.timeout)
-    report = merge(answers)
-    if output == "json":
-        print_json(report)
-    else:
-        sys.stdout.write(fleet_text(report, screen(colour)))
+    shown, rest = _split_presentation(asked, given.color)
+    if merge is None or shown.output not in ("text", "wide", "json", "yaml"):
+        return _print_each(fleet.ask(asked))
+    report = merge(fleet.ask([*rest, "-o", "json"]))
+    print_answer(shown, report, render_fleet)
     return report.exit_status
 
 
-def chosen_pods(pods: Sequence[Pod], nodes: Sequence[str], selector: str) -> list[Pod]:
+def _show_traffic(fleet: Fleet, arguments: Sequence[str], colour: str) -> int:
+    """Add up the traffic of the nodes, once, again and again, or interactively."""
+    from pointsman.cli import interactive_top, top
+
+    given = top.parse_arguments(["--color", colour, *arguments])
+    narrowed = ["--namespace", given.namespace] if given.namespace else []
+    narrowed += ["--selector", given.selector] if given.selector else []
+    unanswered: dict[str, str] = {}
+
+    def read(delay: float) -> TrafficReport:
+        asked = ["top", *given.services, *narrowed, "--delay", str(delay), "--once", "-o", "json"]
+        good, bad = decode_answers(fleet.ask(asked), TrafficReport)
+        unanswered.update(bad)
+        if not good:
+            raise PointsmanError("; ".join(f"{node}: {why}" for node, why in bad.items()))
+        notes = tuple(f"{node} could not be asked: {why}" for node, why in bad.items())
+        merged = merge_traffic(good)
+        return msgspec.structs.replace(merged, notes=(*notes, *merged.notes))
+
+    def explain(port: ServicePortReport) -> Callable[[Screen], str]:
+        asked = ["explain", f"{port.name}/{port.protocol.lower()}", "-o", "json"]
+        return partial(render_fleet, _MERGES["explain"](fleet.ask(asked)))
+
+    if top.is_interactive(given):
+        interactive_top.run_view(given, read, explain)
+        return 0
+    for _ in range(given.count) if given.count else itertools.count():
+        top.print_report(given, read(given.delay))
+    return ERROR if unanswered else 0
+
+
+def _forward(kubectl: Sequence[str], pod: Pod) -> int:
+    """Forward a free local port to the status page of the node, until Ctrl-C."""
+    where = ["--namespace", pod.namespace, f"pod/{pod.name}", f":{_METRICS_PORT}"]
+    with subprocess.Popen([*kubectl, "port-forward", *where], stdout=subprocess.PIPE, text=True) as forward:
+        assert forward.stdout is not None
+        for line in forward.stdout:
+            address = re.search(r"Forwarding from (127\.0\.0\.1:\d+)", line)
+            if address:
+                sys.stdout.write(f"{pod.node}: http://{address[1]}/ until Ctrl-C\n")
+                sys.stdout.flush()
+    return ERROR if forward.returncode else 0
+
+
+def choose_pods(pods: Sequence[Pod], nodes: Sequence[str], selector: str) -> list[Pod]:
     """One pod per node asked about, the running one where there are two; raises PointsmanError when a node has none."""
     by_node: dict[str, Pod] = {}
     for pod in sorted(pods, key=lambda pod: (pod.running, pod.name)):
@@ -147,7 +230,7 @@ def chosen_pods(pods: Sequence[Pod], nodes: Sequence[str], selector: str) -> lis
     return [by_node[node] for node in (nodes or sorted(by_node))]
 
 
-def pods_from_json(text: bytes) -> list[Pod]:
+def parse_pods(text: bytes) -> list[Pod]:
     """The pods of `kubectl get pods -o json` that have a node."""
     items: list[dict[str, Any]] = msgspec.json.decode(text)["items"]
     found = []
@@ -161,7 +244,7 @@ def pods_from_json(text: bytes) -> list[Pod]:
     return found
 
 
-def _pods(kubectl: Sequence[str], selector: str) -> list[Pod]:
+def _list_pods(kubectl: Sequence[str], selector: str) -> list[Pod]:
     listing = [*kubectl, "get", "pods", "--all-namespaces", "--selector", selector, "--output=json"]
     try:
         done = subprocess.run(listing, capture_output=True, check=False)
@@ -170,57 +253,54 @@ def _pods(kubectl: Sequence[str], selector: str) -> list[Pod]:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise PointsmanError(f"kubectl cannot list pods: {said[-1] if said else 'it does not say why'}")
-    return pods_from_json(done.stdout)
+    return parse_pods(done.stdout)
 
 
-def _exec(kubectl: Sequence[str], pod: Pod, asked: Sequence[str], *options: str) -> list[str]:
+def _build_exec(kubectl: Sequence[str], pod: Pod, asked: Sequence[str], *options: str) -> list[str]:
     where = ["--namespace", pod.namespace, pod.name, "--container", pod.container]
     return [*kubectl, "exec", *options, *where, "--", "pointsman", *asked]
 
 
-def _pass_through(kubectl: Sequence[str], pod: Pod, asked: Sequence[str]) -> int:
+def _run_on_node(kubectl: Sequence[str], pod: Pod, asked: Sequence[str]) -> int:
     """As if typed on the node, in the terminal that there is."""
     options = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     sys.stdout.flush()
-    return subprocess.run(_exec(kubectl, pod, asked, *options), check=False).returncode
+    return subprocess.run(_build_exec(kubectl, pod, asked, *options), check=False).returncode
 
 
-def _all_answers(
-    kubectl: Sequence[str], pods: Sequence[Pod], asked: Sequence[str], seconds: float
-) -> dict[str, Answer]:
-    def one(pod: Pod) -> Answer:
+class Fleet:
+    """The pods that are asked, all at once."""
+
+    def __init__(self, kubectl: Sequence[str], pods: Sequence[Pod], seconds: float) -> None:
+        self._kubectl, self._pods, self._seconds = kubectl, pods, seconds
+
+    def ask(self, asked: Sequence[str]) -> dict[str, Answer]:
+        """Return what each node printed."""
+        with ThreadPoolExecutor(min(_MAX_PARALLEL, len(self._pods))) as pool:
+            answers = pool.map(lambda pod: self._ask_pod(pod, asked), self._pods)
+            return dict(zip((pod.node for pod in self._pods), answers, strict=True))
+
+    def _ask_pod(self, pod: Pod, asked: Sequence[str]) -> Answer:
+        command = _build_exec(self._kubectl, pod, asked)
         try:
-            done = subprocess.run(
-                _exec(kubectl, pod, asked), capture_output=True, check=False, timeout=seconds
-            )
+            done = subprocess.run(command, capture_output=True, check=False, timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            return Answer(ERROR, "", f"no answer within {seconds:g} s")
-        return Answer(
-            done.returncode,
-            done.stdout.decode(errors="replace"),
-            done.stderr.decode(errors="replace").strip(),
-        )
-
-    with ThreadPoolExecutor(min(_AT_A_TIME, len(pods))) as pool:
-        return dict(zip((pod.node for pod in pods), pool.map(one, pods), strict=True))
+            return Answer(ERROR, "", f"no answer within {self._seconds:g} s")
+        output, errors = (data.decode(errors="replace") for data in (done.stdout, done.stderr))
+        return Answer(done.returncode, output, errors.strip())
 
 
-def _presentation(asked: Sequence[str], colour: str) -> tuple[str, str, list[str]]:
-    """The output format and the colours asked for, which concern the reader here, and the rest of the command."""
+def _split_presentation(asked: Sequence[str], colour: str) -> tuple[argparse.Namespace, list[str]]:
+    """Split into the format and the colours, which concern the reader here, and the rest of the command."""
     shown = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shown.add_argument("-o", "--output", default="")
+    shown.add_argument("-o", "--output", default="text")
     shown.add_argument("--color", default=colour)
-    known, rest = shown.parse_known_args(list(asked))
-    return str(known.output), str(known.color), rest
+    return shown.parse_known_args(list(asked))
 
 
-def merged(
-    answers: Mapping[str, Answer],
-    kind: type[Any],
-    merge: Callable[[Mapping[str, Any], Mapping[str, str]], FleetReport],
-) -> FleetReport:
-    """The answers decoded and put side by side; what cannot be decoded counts as no answer."""
-    good: dict[str, Any] = {}
+def decode_answers(answers: Mapping[str, Answer], kind: type[T]) -> tuple[dict[str, T], dict[str, str]]:
+    """Return the answers by node, and why there is none from the others."""
+    good: dict[str, T] = {}
     bad: dict[str, str] = {}
     for node, answer in answers.items():
         try:
@@ -228,19 +308,20 @@ def merged(
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             lines = answer.errors.splitlines()
             bad[node] = lines[-1] if lines else f"its answer is of another version ({error})"
-    return merge(good, bad)
+    return good, bad
 
 
 _MERGES: Mapping[str, Callable[[Mapping[str, Answer]], FleetReport]] = {
-    "status": lambda answers: merged(answers, StatusReport, fleet_status),
-    "list": lambda answers: merged(answers, ServiceList, fleet_list),
-    "explain": lambda answers: merged(answers, Explanation, fleet_explain),
+    "status": lambda answers: merge_status(*decode_answers(answers, StatusReport)),
+    "list": lambda answers: merge_lists(*decode_answers(answers, ServiceList)),
+    "explain": lambda answers: merge_explanations(*decode_answers(answers, Explanation)),
+    "events": lambda answers: merge_history(*decode_answers(answers, HistoryReport)),
 }
 
 
-def _one_after_the_other(answers: Mapping[str, Answer]) -> int:
+def _print_each(answers: Mapping[str, Answer]) -> int:
     for node, answer in answers.items():
-        sys.stdout.write(laid_out([f"--- {node}", *answer.output.splitlines(), *answer.errors.splitlines()]))
+        sys.stdout.write(lay_out([f"--- {node}", *answer.output.splitlines(), *answer.errors.splitlines()]))
     return max(answer.status for answer in answers.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,25 +12,27 @@ import msgspec
 
 from pointsman.cli.arguments import (
     Parser,
-    add_colour,
     add_live,
     add_offline,
-    add_services,
-    guarded,
+    add_output,
+    add_selection,
+    build_query,
+    create_parser,
+    is_narrowed,
     parse_offline,
-    parser,
     plan_offline,
-    print_json,
-    services_of,
-    warn,
+    print_answer,
+    print_json_lines,
+    run_guarded,
 )
-from pointsman.cli.control_client import NoProxy, ask
-from pointsman.cli.output import screen
-from pointsman.explain.service_port import ServicePortReport
+from pointsman.cli.control_client import ask
+from pointsman.cli.live import poll
+from pointsman.cli.output import detect_screen
+from pointsman.explain.service_port import Identity, ServicePortReport
 from pointsman.model.decision import State
-from pointsman.report.labels import selector_from_text
-from pointsman.report.service_list import SORTS, ListQuery, ServiceList, build_list, list_text
-from pointsman.text import escape, escape_json
+from pointsman.report.service_list import SORTS, ListQuery, ServiceList, build_list
+from pointsman.report.service_table import COLUMNS, WIDE_COLUMNS, Column, ListTable, parse_columns
+from pointsman.text import escape
 
 _ABOUT = """List the Services that this node serves, one line per port and IP family: its address, how many of its endpoints are
 used, its traffic policies, and its state: healthy (every client reaches an endpoint), partial or down. `pointsman explain` gives the
@@ -37,37 +40,27 @@ reasons.
 
 Asks the running proxy, or works offline with --manifests; neither reads the kernel nor delays a sync."""
 
-_FORMATS = ("text", "wide", "json", "yaml", "name")
-_WATCHED_FORMATS = ("text", "wide", "json")
-_LOOK_SECONDS = 1.0
+_CUSTOM = "custom-columns="
 
 Ask = Callable[[str], ServiceList]
 """The list, without rows when nothing changed since the version given."""
 
 
-def command() -> Parser:
-    made = parser("list", _ABOUT)
-    add_services(made)
-    made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
-    made.add_argument(
-        "-l", "--selector", default="", help="only Services with these labels, such as app=web,tier!=test"
-    )
+def build_parser() -> Parser:
+    made = create_parser("list", _ABOUT)
+    add_selection(made, SORTS)
     made.add_argument(
         "--state",
         action="append",
         default=[],
         choices=[state.value for state in State],
-        help="only those in this state; may be repeated",
+        help="only service ports in this state; may be repeated",
     )
-    made.add_argument("-o", "--output", choices=_FORMATS, default="text", help="default text")
+    add_output(made, "wide", "name", _CUSTOM)
+    made.add_argument("--no-headers", action="store_true", help="omit headings")
     made.add_argument(
-        "--sort-by",
-        choices=tuple(SORTS),
-        default="name",
-        help="default name; else the worst state, the most endpoints or unused endpoints first",
+        "-w", "--watch", action="store_true", help="keep running and list changes with their time"
     )
-    made.add_argument("-w", "--watch", action="store_true", help="keep running, and list changes")
-    add_colour(made)
     add_live(made)
     add_offline(made, required=False)
     return made
@@ -75,20 +68,18 @@ def command() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Return exit status 0, 1 when nothing matches, 2 when the proxy does not answer."""
-    made = command()
+    made = build_parser()
     given, flags = parse_offline(made, argv)
     if given.watch and given.manifests is not None:
         made.error("--watch follows the running proxy; it cannot be used with --manifests")
-    if given.watch and given.output not in _WATCHED_FORMATS:
-        made.error(f"--watch can be used with -o {', '.join(_WATCHED_FORMATS)}")
-    return guarded("list", lambda: _list(given, flags))
+    if given.watch and given.output == "yaml":
+        made.error("--watch cannot be used with -o yaml; -o json prints one object per line")
+    return run_guarded("list", lambda: _list(given, flags))
 
 
 def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    query = ListQuery(
-        namespace=given.namespace,
-        selector=selector_from_text(given.selector),
-        names=services_of(given),
+    query = build_query(
+        given,
         states=tuple(map(State, given.state)),
         sort=given.sort_by,
         detailed=given.output not in ("text", "name"),
@@ -99,11 +90,13 @@ def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
     else:
         found = _ask_live(given, query)("")
     if not found.ports:
-        sys.stderr.write(f"pointsman list: {_nothing_found(given)}\n")
-    if found.ports or given.output == "json":
-        _print(given, found)
+        narrowed = is_narrowed(given) or given.state
+        sys.stderr.write(f"pointsman list: {'no Service matches' if narrowed else 'there are no Services'}\n")
+    table = _create_table(given)
     if given.watch:
-        _watch(given, _ask_live(given, query), found)
+        _watch(given, table, _ask_live(given, query), found)
+    elif found.ports or given.output == "json":
+        print_answer(given, found, lambda _found, _screen: _render(given, table, found.ports))
     return 0 if found.ports else 1
 
 
@@ -113,46 +106,38 @@ def _ask_live(given: argparse.Namespace, query: ListQuery) -> Ask:
     )
 
 
-def _nothing_found(given: argparse.Namespace) -> str:
-    narrowed = given.services or given.namespace or given.selector or given.state
-    return "no Service matches" if narrowed else "there are no Services"
+def _create_table(given: argparse.Namespace) -> ListTable:
+    columns: Sequence[Column] = WIDE_COLUMNS if given.output == "wide" else COLUMNS
+    if given.output.startswith(_CUSTOM):
+        columns = parse_columns(given.output.removeprefix(_CUSTOM))
+    if given.watch:
+        columns = (Column("TIME", lambda _port: time.strftime("%H:%M:%S")), *columns)
+    return ListTable(columns, detect_screen(given.color))
 
 
-def _print(given: argparse.Namespace, found: ServiceList) -> None:
-    if given.output == "json":
-        print_json(found)
-    elif given.output == "yaml":
-        import yaml
-
-        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False))
-    elif given.output == "name":
-        names = dict.fromkeys(port.service for port in found.ports)
-        sys.stdout.write("".join(f"{escape(name)}\n" for name in names))
-    else:
-        _print_table(given, found.ports, heading=True)
+def _render(
+    given: argparse.Namespace, table: ListTable, ports: Sequence[ServicePortReport], *, heading: bool = True
+) -> str:
+    if given.output == "name":
+        return "".join(f"{escape(name)}\n" for name in dict.fromkeys(port.service for port in ports))
+    return table.render(
+        ports,
+        heading=heading and not given.no_headers,
+        keep_empty=given.watch or given.output.startswith(_CUSTOM),
+    )
 
 
-def _print_table(given: argparse.Namespace, ports: Sequence[ServicePortReport], *, heading: bool) -> None:
-    shown = list_text(ports, wide=given.output == "wide", screen=screen(given.color), heading=heading)
-    sys.stdout.write(shown)
+def _watch(given: argparse.Namespace, table: ListTable, asked: Ask, before: ServiceList) -> None:
+    """Show what changes until interrupted."""
+    known: dict[Identity, ServicePortReport] = {}
+    version, heading = "", True
 
+    def ask_again() -> ServiceList:
+        return asked(version)
 
-def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
-    """Until interrupted; a proxy that goes away is waited for."""
-    known, version = {port.identity: port for port in before.ports}, before.version
-    gone = False
-    while True:
-        sys.stdout.flush()
-        time.sleep(_LOOK_SECONDS)
-        try:
-            now = asked(version)
-        except NoProxy as error:
-            if not gone:
-                warn("list", [str(error)])
-            gone, version = True, ""
-            continue
-        gone, version = False, now.version
-        if now.unchanged:
+    for now in itertools.chain([before], poll("list", ask_again)):
+        version = now.version if now is not None else ""
+        if now is None or now.unchanged:
             continue
         current = {port.identity: port for port in now.ports}
         changed = [port for identity, port in current.items() if known.get(identity) != port]
@@ -163,7 +148,8 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
         ]
         known = current
         if given.output == "json":
-            lines = (escape_json(msgspec.json.encode(port).decode()) for port in changed)
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
-        elif changed:
-            _print_table(given, changed, heading=False)
+            print_json_lines(changed)
+        elif changed or heading:
+            sys.stdout.write(_render(given, table, changed, heading=heading))
+            heading = False
+        sys.stdout.flush()

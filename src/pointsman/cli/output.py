@@ -28,7 +28,7 @@ _LOOK_ALIKE: Final = "pointsman-look-alike"
 T = TypeVar("T")
 
 
-def screen(
+def detect_screen(
     colour: str = "auto", stream: TextIO | None = None, environment: Mapping[str, str] = os.environ
 ) -> Screen:
     """What is behind standard output: a terminal has a width and, unless NO_COLOR or a dumb one forbids it, colours."""
@@ -40,11 +40,11 @@ def screen(
     return Screen(
         colour=allowed if colour == "auto" else colour == "always",
         unicode="utf" in (out.encoding or "").lower(),
-        width=_columns(out, environment) if terminal else 0,
+        width=_count_columns(out, environment) if terminal else 0,
     )
 
 
-def _columns(terminal: TextIO, environment: Mapping[str, str]) -> int:
+def _count_columns(terminal: TextIO, environment: Mapping[str, str]) -> int:
     said = environment.get("COLUMNS", "")
     if said.isascii() and said.isdigit() and int(said):
         return int(said)
@@ -54,7 +54,7 @@ def _columns(terminal: TextIO, environment: Mapping[str, str]) -> int:
         return _USUAL_COLUMNS
 
 
-def delivered(program: str, work: Callable[[], T]) -> T | int:
+def deliver_output(program: str, work: Callable[[], T]) -> T | int:
     """The result of the work, once its output has arrived; an exit status when that fails."""
     _prepare_streams()
     try:
@@ -69,13 +69,13 @@ def delivered(program: str, work: Callable[[], T]) -> T | int:
         if failed.errno not in _CANNOT_WRITE or failed.filename is not None:
             raise
         _write_nowhere()
-        _complain(f"{program}: the output cannot be written: {failed.strerror}\n")
+        _write_error(f"{program}: the output cannot be written: {failed.strerror}\n")
         return _FAILED
     return result
 
 
 def _prepare_streams() -> None:
-    codecs.register_error(_LOOK_ALIKE, _look_alike)
+    codecs.register_error(_LOOK_ALIKE, _replace_missing)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -86,18 +86,18 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors=_LOOK_ALIKE)
 
 
-def _look_alike(error: UnicodeError) -> tuple[str, int]:
+def _replace_missing(error: UnicodeError) -> tuple[str, int]:
     """For characters an encoding lacks: our own marks in ASCII, others as escapes."""
-    from pointsman.screen import ascii_look
+    from pointsman.screen import to_ascii
 
     assert isinstance(error, UnicodeEncodeError)
     missing = error.object[error.start : error.end]
     return "".join(
-        alike if (alike := ascii_look(one)).isascii() else ascii_escape(one) for one in missing
+        alike if (alike := to_ascii(one)).isascii() else escape_ascii(one) for one in missing
     ), error.end
 
 
-def ascii_escape(character: str) -> str:
+def escape_ascii(character: str) -> str:
     """The character as JSON writes it in ASCII."""
     digits = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
@@ -110,7 +110,7 @@ def _write_nowhere() -> None:
     os.close(nowhere)
 
 
-def _complain(text: str) -> None:
+def _write_error(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

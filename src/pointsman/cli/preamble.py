@@ -9,42 +9,46 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli.output import screen
-from pointsman.cli.version import version_text
+from pointsman.cli.output import detect_screen
+from pointsman.cli.version import render_version
 from pointsman.config.command_line import parse_run
 from pointsman.config.flags import render_help
 from pointsman.config.load import config_to_yaml
 from pointsman.config.mode_table import BY_PREFERENCE
 from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.errors import ConfigError
+from pointsman.text import format_count
 
 
-def options_to_run(argv: Sequence[str], *, program: str) -> RunOptions | int:
+def parse_options(argv: Sequence[str], *, program: str) -> RunOptions | int:
     """The options to run with, or the exit status when there is nothing left to run."""
     try:
         options = parse_run(argv, program=program)
     except ConfigError as invalid:
+        _warn(program, invalid.warnings)
         for problem in invalid.problems:
             sys.stderr.write(f"{program}: {problem}\n")
-        sys.stderr.write(f"{program}: {_counted(len(invalid.problems))} found; nothing was changed\n")
+        sys.stderr.write(
+            f"{program}: {format_count(len(invalid.problems), 'problem')} found; nothing was changed\n"
+        )
         return 1
     if options.once.help:
         shown = program if program == KUBE_PROXY else f"{program} run"
-        sys.stdout.write(render_help(shown, screen().width))
+        sys.stdout.write(render_help(shown, detect_screen().width))
         return 0
     if options.once.version:
-        sys.stdout.write(version_text(options.once.version))
+        sys.stdout.write(render_version(options.once.version))
         return 0
     if options.once.write_config_to is not None:
         return _write(options)
     if options.once.check:
-        _warn(options)
-        sys.stdout.write(effective_text(options))
+        _warn(options.program, options.warnings)
+        sys.stdout.write(render_effective(options))
         return 0
     return options
 
 
-def effective_text(options: RunOptions) -> str:
+def render_effective(options: RunOptions) -> str:
     """The effective configuration as YAML, with a comment where the mode is still to be picked."""
     text = config_to_yaml(options.config)
     if not options.config.mode:
@@ -54,7 +58,7 @@ def effective_text(options: RunOptions) -> str:
 
 def _write(options: RunOptions) -> int:
     assert options.once.write_config_to is not None
-    _warn(options)
+    _warn(options.program, options.warnings)
     try:
         options.once.write_config_to.write_text(config_to_yaml(options.config), encoding="utf-8")
     except OSError as failed:
@@ -65,10 +69,6 @@ def _write(options: RunOptions) -> int:
     return 0
 
 
-def _warn(options: RunOptions) -> None:
-    for warning in options.warnings:
-        sys.stderr.write(f"{options.program}: warning: {warning}\n")
-
-
-def _counted(count: int) -> str:
-    return "1 problem" if count == 1 else f"{count} problems"
+def _warn(program: str, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        sys.stderr.write(f"{program}: warning: {warning}\n")

@@ -6,8 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli.arguments import Parser, add_offline, guarded, parse_offline, parser, plan_offline
-from pointsman.cli.output import screen
+from pointsman.cli.arguments import (
+    Parser,
+    add_offline,
+    create_parser,
+    parse_offline,
+    plan_offline,
+    run_guarded,
+)
+from pointsman.cli.output import detect_screen
 from pointsman.report.status import FamilyVerification, Verification, render_verification
 
 _ABOUT = """Print the rules that a node would have for these manifests; the same input always gives the same text.
@@ -15,8 +22,8 @@ _ABOUT = """Print the rules that a node would have for these manifests; the same
 With --diff, compare them with the kernel of this machine (needs root)."""
 
 
-def command() -> Parser:
-    made = parser("render", _ABOUT)
+def build_parser() -> Parser:
+    made = create_parser("render", _ABOUT)
     add_offline(made, required=True)
     made.add_argument("--diff", action="store_true", help="compare with this machine's kernel")
     return made
@@ -24,8 +31,8 @@ def command() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0, with --diff 1 for differences; 2 when it cannot be done."""
-    given, flags = parse_offline(command(), argv)
-    return guarded("render", lambda: _diff(given, flags) if given.diff else _render(given, flags))
+    given, flags = parse_offline(build_parser(), argv)
+    return run_guarded("render", lambda: _compare(given, flags) if given.diff else _render(given, flags))
 
 
 def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -42,14 +49,14 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
     return 0
 
 
-def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
+def _compare(given: argparse.Namespace, flags: Sequence[str]) -> int:
     from pointsman.app import modes
     from pointsman.backends import mode_named
-    from pointsman.machine.own_addresses import LinuxMachine
+    from pointsman.machine.host_facts import LinuxMachine
 
     options, planned = plan_offline("render", given, flags, machine=LinuxMachine())
     mode, setup = mode_named(options.config.mode), modes.build_setup(options, options.config.mode)
-    sysctls = modes.sysctl_journal(options.paths.state_dir)
+    sysctls = modes.open_sysctls(options.paths.state_dir)
     found: list[FamilyVerification] = []
     for family, request in planned.requests.items():
         backend = mode.backend(setup, family, sysctls)
@@ -59,5 +66,5 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))
     verification = Verification(options.config.mode, tuple(found))
-    sys.stdout.write(render_verification(verification, screen()))
+    sys.stdout.write(render_verification(verification, detect_screen()))
     return verification.exit_status

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pointsman.app.bug_report import machine_parts
-from pointsman.cli.arguments import add_colour, add_live, guarded, parser
+from pointsman.app.bug_report import collect_machine_parts
+from pointsman.cli.arguments import add_colour, add_live, create_parser, run_guarded
 from pointsman.cli.control_client import NoProxy, request
-from pointsman.cli.output import screen
+from pointsman.cli.output import detect_screen
 from pointsman.errors import PointsmanError
 from pointsman.kernel.command import SystemCommands
-from pointsman.report.archive import Part, archive, archive_text, without_credentials
+from pointsman.report.archive import Part, build_archive, redact_parts, render_archive
 
 _ABOUT = """Collect what a bug report needs into one .tar.gz: status, configuration, flags, metrics and the last log lines of
 the running proxy, how the kernel differs from its plans, rules, kernel settings, routes, counts of tracked connections,
@@ -37,15 +37,15 @@ _STANDARD_OUTPUT = Path("-")
 _VERIFICATION = ("verification.json", "/verify", "how the kernel differs from the plans")
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("report", _ABOUT)
+def build_parser() -> argparse.ArgumentParser:
+    made = create_parser("report", _ABOUT)
     made.add_argument(
         "-f",
         "--file",
         type=Path,
         help="the archive to write, - for standard output; default pointsman-report-NODE-TIME.tar.gz here",
     )
-    made.add_argument("--no-rules", action="store_true", help="leave out rules and how they differ")
+    made.add_argument("--no-rules", action="store_true", help="leave out the rules and their differences")
     add_colour(made)
     add_live(made)
     return made
@@ -53,31 +53,31 @@ def command() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when complete, 1 without the running proxy's part, 2 when nothing could be written."""
-    made = command()
+    made = build_parser()
     given = made.parse_args(argv)
     if given.file == _STANDARD_OUTPUT and sys.stdout.isatty():
         made.error("refusing to write an archive to a terminal: send it to a file, as in > report.tar.gz")
-    return guarded("report", lambda: _report(given))
+    return run_guarded("report", lambda: _write_report(given))
 
 
-def _report(given: argparse.Namespace) -> int:
+def _write_report(given: argparse.Namespace) -> int:
     at = time.time()
-    of_proxy = list(_proxy_parts(given.control_socket, rules=not given.no_rules))
-    parts = without_credentials([*of_proxy, *machine_parts(SystemCommands(), rules=not given.no_rules)])
+    of_proxy = list(_collect_from_proxy(given.control_socket, rules=not given.no_rules))
+    parts = redact_parts([*of_proxy, *collect_machine_parts(SystemCommands(), rules=not given.no_rules)])
     node = re.sub(r"[^\w.-]", "_", platform.node()) or "node"
     name = f"pointsman-report-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
     path = given.file or Path(f"{name}.tar.gz")
-    packed = archive(name, parts, at)
+    packed = build_archive(name, parts, at)
     if path == _STANDARD_OUTPUT:
         sys.stdout.buffer.write(packed)
-        sys.stderr.write(archive_text("standard output", len(packed), parts))
+        sys.stderr.write(render_archive("standard output", len(packed), parts))
     else:
         _write(path, packed)
-        sys.stdout.write(archive_text(str(path), len(packed), parts, screen(given.color)))
+        sys.stdout.write(render_archive(str(path), len(packed), parts, detect_screen(given.color)))
     return 1 if all(part.missing for part in of_proxy) else 0
 
 
-def _proxy_parts(control_socket: Path, *, rules: bool) -> Iterator[Part]:
+def _collect_from_proxy(control_socket: Path, *, rules: bool) -> Iterator[Part]:
     for name, route, about in (*_OF_THE_PROXY, *([_VERIFICATION] if rules else [])):
         try:
             yield Part(name, about, request(control_socket, route).decode(errors="replace"))

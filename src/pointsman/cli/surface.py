@@ -15,9 +15,6 @@ from pointsman.cli.main import SUBCOMMANDS
 from pointsman.config.flags import FLAGS, describe_flag
 from pointsman.config.goflags import Flag, Kind
 
-_SERVICE_ARGUMENTS = frozenset(("target", "services"))
-"""What commands call the arguments that name Services."""
-
 _ABOUT_RUN = """Serve this node's Services until stopped: watch the API server, or files, and keep the kernel's rules as they
 should be. Packets never pass through this process, and the rules stay when it ends."""
 _ABOUT_KUBE_PROXY = """Pointsman under the name, with the flags and with the defaults of kube-proxy."""
@@ -32,6 +29,18 @@ class Takes(enum.Enum):
     CHOICE = "choice"
     FILE = "file"
     SERVICE = "service"
+    NAMESPACE = "namespace"
+    CLIENT = "client"
+    """A kind of client, or a pod."""
+
+
+_LIVE = {
+    "target": Takes.SERVICE,
+    "services": Takes.SERVICE,
+    "namespace": Takes.NAMESPACE,
+    "client": Takes.CLIENT,
+}
+"""Arguments that the running proxy has values for, by what commands call them."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -61,29 +70,29 @@ class Command(msgspec.Struct, frozen=True):
     """Besides `options`."""
 
 
-def run_flags() -> tuple[Option, ...]:
+def list_run_flags() -> tuple[Option, ...]:
     """The flags of `run`, as options."""
     return tuple(map(_from_flag, FLAGS))
 
 
-def commands() -> Iterator[Command]:
+def list_commands() -> Iterator[Command]:
     """Every sub-command of `pointsman`, in the order of its usage."""
     for name, summary in SUBCOMMANDS.items():
         if name == "run":
-            yield Command(name, summary, (_ABOUT_RUN,), run_flags())
+            yield Command(name, summary, (_ABOUT_RUN,), list_run_flags())
         else:
-            yield from_parser(name, summary, importlib.import_module(f"pointsman.cli.{name}").command())
+            yield from_parser(name, summary, importlib.import_module(f"pointsman.cli.{name}").build_parser())
 
 
-def kube_proxy() -> Command:
+def describe_kube_proxy() -> Command:
     summary = "kube-proxy's flags and behaviour, by Pointsman"
-    return Command("kube-proxy", summary, (_ABOUT_KUBE_PROXY, _ABOUT_RUN), run_flags())
+    return Command("kube-proxy", summary, (_ABOUT_KUBE_PROXY, _ABOUT_RUN), list_run_flags())
 
 
-def kubectl_plugin() -> Command:
-    from pointsman.cli.kubectl_plugin import command
+def describe_kubectl_plugin() -> Command:
+    from pointsman.cli.kubectl_plugin import build_parser
 
-    return from_parser("kubectl-pointsman", "ask the proxies of a cluster through kubectl", command())
+    return from_parser("kubectl-pointsman", "ask the proxies of a cluster through kubectl", build_parser())
 
 
 def from_parser(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
@@ -107,8 +116,8 @@ def _from_action(action: argparse.Action) -> Option:
         takes = Takes.CHOICE
     elif action.type is Path:
         takes = Takes.FILE
-    elif not action.option_strings and action.dest in _SERVICE_ARGUMENTS:
-        takes = Takes.SERVICE
+    else:
+        takes = _LIVE.get(action.dest, takes)
     value = action.metavar if isinstance(action.metavar, str) else action.dest.upper().replace("_", "-")
     return Option(
         names=tuple(action.option_strings),

@@ -1,4 +1,4 @@
-"""`pointsman top`: who is connected to which Service and endpoint right now.
+"""`pointsman top`: connections to Services and endpoints, now and per second.
 
 The kernel is read by this process, with sockets of its own; the proxy is only asked which Services there are. So however
 large the table of flows is, no sync waits for it.
@@ -7,60 +7,80 @@ large the table of flows is, no sync waits for it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Counting
 from pointsman.cli.arguments import (
+    Parser,
     add_live,
     add_output,
-    add_services,
-    guarded,
-    parser,
-    print_json,
-    services_of,
+    add_selection,
+    build_query,
+    create_parser,
+    is_narrowed,
+    parse_seconds,
+    print_answer,
+    run_guarded,
 )
 from pointsman.cli.control_client import ask
-from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed
-from pointsman.kernel.tracked_flows import Flow
-from pointsman.model.addresses import Family
+from pointsman.explain.service_port import Explanation, ServicePortReport
+from pointsman.explain.target import Question
+from pointsman.explain.text import render_explanation
 from pointsman.report.service_list import ListQuery, ServiceList
-from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text
-from pointsman.sync.stale_flows import build_flow_queries
+from pointsman.report.traffic import (
+    SORTS,
+    Directory,
+    Reading,
+    TrafficReport,
+    build_traffic_report,
+    read_kernel,
+    render_traffic,
+    sort_ports,
+)
+from pointsman.screen import Screen
 
-_ABOUT = """Show, for each Service and each of its endpoints, new connections per second, active flows and the share of each endpoint,
-the busiest first, until Ctrl-C.
+_ABOUT = """Show, for each Service and each of its endpoints, new connections per second, open connections and the share of each endpoint,
+the busiest first. On a terminal it reacts to keys: q quits, / filters, s sorts, Enter explains the selected Service, ? shows all
+keys. In a pipe or with --count it prints one table per reading.
 
 New connections are counted by the kernel in ipvs mode, and in nftables mode while the proxy runs with --service-metrics. Otherwise
-they are those that were tracked at one reading and not at the one before (shown as >=): shorter ones are missed. Active
-flows come from the kernel's connection tracking, filtered there by protocol, or by address and port when few Services are named.
+they are the flows that connection tracking has at one reading and did not have at the one before (shown as >=): shorter ones are
+missed. Open connections are established TCP connections and answered UDP flows, from the kernel's connection tracking. Flows that
+bypass it, or are tracked in another zone, are not counted.
 
-This command reads the kernel itself, so no sync is delayed. Needs root."""
+The command reads the kernel itself and delays no sync. Needs root."""
 
-_READ_SECONDS: Final = 5.0
-_CLEAR_REST: Final = "\x1b[J"
-_HOME: Final = "\x1b[H"
-_CLEAR: Final = "\x1b[H\x1b[2J"
-_LINES_AROUND: Final = 9
-"""Lines of a screen for the heading, the notes and the prompt of the shell."""
+_MAX_FLOWS: Final = 1_000_000
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("top", _ABOUT)
-    add_services(made)
-    made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
+def build_parser() -> Parser:
+    made = create_parser("top", _ABOUT)
+    add_selection(made, SORTS)
     made.add_argument(
-        "-d", "--delay", type=float, default=2.0, metavar="SECONDS", help="between readings; default 2"
+        "-d",
+        "--delay",
+        type=parse_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between readings; default 2",
     )
     readings = made.add_mutually_exclusive_group()
     readings.add_argument(
-        "--count", type=int, default=0, metavar="N", help="end after N readings; default: run until Ctrl-C"
+        "--count",
+        type=int,
+        default=0,
+        metavar="N",
+        help="stop after N readings; default: run until q or Ctrl-C",
     )
     readings.add_argument("--once", action="store_true", help="the same as --count 1")
     add_output(made)
@@ -70,81 +90,78 @@ def command() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0, 1 when no Service matches, 2 when the proxy does not answer or the kernel cannot be read."""
-    made = command()
-    given = made.parse_args(argv)
-    if not 0.1 <= given.delay <= 3600:
-        made.error("--delay must be between 0.1 and 3600 seconds")
+    given = parse_arguments(argv)
+    return run_guarded("top", lambda: _run(given))
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    made = build_parser()
+    given: argparse.Namespace = made.parse_args(argv)
     if given.count < 0:
         made.error("--count must not be negative")
-    return guarded("top", lambda: _top(given))
+    given.count = 1 if given.once else given.count
+    return given
 
 
-def _top(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise PointsmanError("reading the kernel's flows needs root: use sudo")
-    rounds = 1 if given.once else given.count
-    known = _services(given, "")
-    if not known.ports and (given.services or given.namespace):
+    reader = TrafficReader(given.control_socket, build_query(given, detailed=True))
+    if not reader.finds_services and is_narrowed(given):
         sys.stderr.write("pointsman top: no Service matches\n")
         return 1
-    directory = Directory(known.ports)
-    mode = mode_named(known.mode)
-    before = read_kernel(directory, mode.counting)
-    shown = 0
-    while not rounds or shown < rounds:
-        time.sleep(given.delay)
-        news = _services(given, known.version)
-        if not news.unchanged:
-            known, directory = news, Directory(news.ports)
-            mode = mode_named(known.mode)
-        now = read_kernel(directory, mode.counting)
-        report = traffic_report(directory, before, now, node=known.node, mode=mode)
-        _show(given, report, first=shown == 0, last=shown + 1 == rounds)
-        before, shown = now, shown + 1
+    if is_interactive(given):
+        from pointsman.cli.interactive_top import run_view
+
+        run_view(given, reader.read, partial(_explain, given.control_socket))
+        return 0
+    rounds = itertools.count() if not given.count else range(given.count)
+    for _ in rounds:
+        print_report(given, reader.read(given.delay))
     return 0
 
 
-def _services(given: argparse.Namespace, since: str) -> ServiceList:
-    query = ListQuery(namespace=given.namespace, names=services_of(given), detailed=True, since=since)
-    return ask(given.control_socket, "/list", ServiceList, query)
+def is_interactive(given: argparse.Namespace) -> bool:
+    return not given.count and given.output == "text" and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def read_kernel(directory: Directory, counting: Counting) -> Reading:
-    """One reading of counters and flows of every IP family that has Services."""
-    deadline = time.monotonic() + _READ_SECONDS
-    counts = {}
-    flows: dict[str, list[Flow]] = {}
-    partial = False
-    for family in Family:
-        if directory.places(family.value):
-            counts[family.value] = counting.read(family)
-            flows[family.value] = []
-            partial = not _read_flows(directory, family, flows[family.value], deadline) or partial
-    return Reading(time.monotonic(), counts, flows, partial)
-
-
-def _read_flows(directory: Directory, family: Family, into: list[Flow], deadline: float) -> bool:
-    """Adds the flows of the family; False when the time did not suffice for all."""
-    queries = build_flow_queries(place[1:] for place in directory.places(family.value))
-    wanted = directory.hears(family.value)
-    try:
-        with ConntrackTable(family) as table:
-            for query in queries:
-                into += table.flows(query, wanted, lambda: time.monotonic() > deadline)
-    except DeadlinePassed:
-        return False
-    return True
-
-
-def _show(given: argparse.Namespace, report: TrafficReport, *, first: bool, last: bool) -> None:
-    if given.output == "json":
-        print_json(report)
-    else:
-        on = screen(given.color)
-        redrawn = on.width and not (first and last)
-        room = max(5, os.get_terminal_size(sys.stdout.fileno()).lines - _LINES_AROUND) if redrawn else 0
-        text = traffic_text(report, on, lines=room)
-        if redrawn:
-            text = (_CLEAR if first else _HOME) + text.replace("\n", "\x1b[K\n") + _CLEAR_REST
-        sys.stdout.write(text)
+def print_report(given: argparse.Namespace, report: TrafficReport) -> None:
+    """Print one report, in the order and the format asked for."""
+    report = msgspec.structs.replace(report, ports=sort_ports(report.ports, given.sort_by))
+    print_answer(given, report, render_traffic)
     sys.stdout.flush()
+
+
+def _explain(control_socket: Path, port: ServicePortReport) -> Callable[[Screen], str]:
+    question = Question(f"{port.name}/{port.protocol.lower()}")
+    return partial(render_explanation, ask(control_socket, "/explain", Explanation, question))
+
+
+class TrafficReader:
+    """Readings of the kernel one after the other, for the Services that the proxy names."""
+
+    def __init__(self, control_socket: Path, query: ListQuery) -> None:
+        self._socket, self._query = control_socket, query
+        self._known = ask(control_socket, "/list", ServiceList, query)
+        self._directory = Directory(self._known.ports)
+        self._before = self._read_kernel()
+
+    @property
+    def finds_services(self) -> bool:
+        return bool(self._known.ports)
+
+    def read(self, delay: float) -> TrafficReport:
+        """Return what happened since the last reading, which is at least that long ago."""
+        time.sleep(delay)
+        query = msgspec.structs.replace(self._query, since=self._known.version)
+        news = ask(self._socket, "/list", ServiceList, query)
+        if not news.unchanged:
+            self._known, self._directory = news, Directory(news.ports)
+        now, before = self._read_kernel(), self._before
+        self._before = now
+        return build_traffic_report(
+            self._directory, before, now, node=self._known.node, mode=mode_named(self._known.mode)
+        )
+
+    def _read_kernel(self) -> Reading:
+        return read_kernel(self._directory, mode_named(self._known.mode).counting, _MAX_FLOWS)

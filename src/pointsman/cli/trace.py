@@ -13,15 +13,22 @@ from pathlib import Path
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json, seconds
+from pointsman.cli.arguments import (
+    add_live,
+    add_namespace,
+    add_output,
+    create_parser,
+    parse_seconds,
+    print_answer,
+    run_guarded,
+)
 from pointsman.cli.control_client import ask
-from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.explain.probes import attempt_text, parse_place
-from pointsman.explain.service_port import Explanation
-from pointsman.explain.target import Question
-from pointsman.explain.trace import TraceReport, report_of, trace_text
-from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
+from pointsman.explain.probes import parse_place, render_attempt
+from pointsman.explain.service_port import Explanation, FrontendReport
+from pointsman.explain.target import EVERYWHERE, Question
+from pointsman.explain.trace import TraceReport, build_trace_report, render_trace
+from pointsman.kernel.iptables_programs import LEGACY, find_variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.machine.nft_chains import ChainReader
@@ -29,14 +36,16 @@ from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.reach import Attempt, Place, Reached, reach
 from pointsman.machine.trace import TraceEvent, TraceFilter, Tracer
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
+from pointsman.model.decision import ClientKind
+from pointsman.model.plan import FrontendKind
 
 _ABOUT = """Follow the first packet of a connection through netfilter: at each hook its addresses, every rule that handled it, ours and
 those of other programs, and its outcome.
 
 Without --from the connection is made here, by the node; --from an address of this node makes it from there. --from a
 pod or another address, or --wait, waits for such a connection. The packets to follow are marked by a
-rule in a table of its own, pointsman-trace, which the kernel removes when this command ends, however it ends. Nothing of the
-proxy is touched. Needs root on the node."""
+rule in a table of its own, pointsman-trace, which the kernel removes when this command ends, however it ends. The
+proxy's own rules are not changed. Needs root on the node."""
 
 _QUIET_SECONDS = 0.3
 """After the last event of a packet."""
@@ -50,9 +59,9 @@ class NothingToTrace(PointsmanError):
     """The question leads to no packet; the message says why."""
 
 
-def command() -> argparse.ArgumentParser:
-    made = parser("trace", _ABOUT)
-    made.add_argument("target", help="the Service, in any form that explain understands")
+def build_parser() -> argparse.ArgumentParser:
+    made = create_parser("trace", _ABOUT)
+    made.add_argument("target", help="the Service, in any form that explain accepts")
     made.add_argument(
         "--from",
         dest="client",
@@ -60,10 +69,13 @@ def command() -> argparse.ArgumentParser:
         default="",
         help="an IP address, or the name of a pod that is an endpoint; default: this node",
     )
-    made.add_argument("-n", "--namespace", default="", help="namespace of a name without one")
-    made.add_argument("--wait", action="store_true", help="make no connection, wait for one")
+    add_namespace(made, everywhere=EVERYWHERE)
+    made.add_argument("--wait", action="store_true", help="wait for a connection instead of making one")
     made.add_argument(
-        "--seconds", type=seconds, help="how long to try or to wait; default 3, where it waits 60"
+        "--seconds",
+        type=parse_seconds,
+        metavar="SECONDS",
+        help="timeout; default 3, or 60 when waiting for a connection",
     )
     add_output(made)
     add_live(made)
@@ -72,29 +84,26 @@ def command() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when the packet passed, 1 when it did not, 2 when nothing could be followed."""
-    given = command().parse_args(argv)
-    return guarded("trace", lambda: _trace(given))
+    given = build_parser().parse_args(argv)
+    return run_guarded("trace", lambda: _trace(given))
 
 
 def _trace(given: argparse.Namespace) -> int:
-    question = Question(given.target, given.namespace, kernel=False)
+    source = _find_source(given.client, given.control_socket)
+    question = Question(given.target, given.namespace, address_text(source) if source else "", kernel=False)
     explanation = ask(given.control_socket, "/explain", Explanation, question)
-    source = _source(given.client, given.control_socket)
-    place = _place(explanation, source)
+    place = find_place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
     timeout = given.seconds or (60.0 if waiting else 3.0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
-    events, attempt = _followed(place, source, timeout, waiting=waiting)
-    report = _report(given.target, place, source, events, attempt, explanation)
-    if given.output == "json":
-        print_json(report)
-    else:
-        sys.stdout.write(trace_text(report, screen(given.color)))
+    events, attempt = _follow(place, source, timeout, waiting=waiting)
+    report = _build_report(given.target, place, source, events, attempt, explanation)
+    print_answer(given, report, render_trace)
     answered = attempt is None or attempt.reached in (Reached.CONNECTED, Reached.UNKNOWN)
     return 0 if report.passed and answered else 1
 
 
-def _source(client: str, control_socket: Path) -> bytes:
+def _find_source(client: str, control_socket: Path) -> bytes:
     """The address of the client; empty for this node itself."""
     if not client or client == "node":
         return b""
@@ -112,10 +121,12 @@ def _source(client: str, control_socket: Path) -> bytes:
     raise NothingToTrace(f"--from {client!r}: no endpoint is a pod of that name; give its IP address")
 
 
-def _place(explanation: Explanation, source: bytes) -> Place:
-    """The frontend to follow: the first one asked about, of the client's family."""
+def find_place(explanation: Explanation, source: bytes) -> Place:
+    """Return the frontend to follow: the first one asked about, of the client's family; for an external client not the
+    cluster IP where there is another one.
+    """
     for port in explanation.ports:
-        for frontend in port.frontends:
+        for frontend in sorted(port.frontends, key=_is_for_pods) if source else port.frontends:
             for text in frontend.places if frontend.asked else ():
                 place = parse_place(text, port.protocol)
                 if place is not None and len(source) in (0, len(place.address)):
@@ -129,7 +140,14 @@ def _place(explanation: Explanation, source: bytes) -> Place:
     )
 
 
-def _followed(
+def _is_for_pods(frontend: FrontendReport) -> tuple[bool, bool]:
+    """Whether an external client uses the frontend last, or after those with an address of their own."""
+    is_outside = any(outcome.client is ClientKind.OUTSIDE for outcome in frontend.outcomes)
+    is_cluster_ip = frontend.kind == FrontendKind.CLUSTER_IP.value
+    return is_outside and is_cluster_ip, is_outside and not frontend.ip
+
+
+def _follow(
     place: Place, source: bytes, timeout: float, *, waiting: bool
 ) -> tuple[list[TraceEvent], Attempt | None]:
     """What happened to the packets, and what came of the connection if it was made here."""
@@ -161,10 +179,10 @@ def _describe_nothing(place: Place, attempt: Attempt | None, timeout: float) -> 
     where = f"{host_port_text(place.address, place.port)}/{place.protocol.name}"
     if attempt is None:
         return f"no connection to {where} began within {timeout:g} s"
-    return f"no packet to {where} met nftables: the connection was {attempt_text(attempt)}"
+    return f"no packet to {where} met nftables: the connection was {render_attempt(attempt)}"
 
 
-def _report(
+def _build_report(
     question: str,
     place: Place,
     source: bytes,
@@ -179,12 +197,12 @@ def _report(
     finally:
         route.close()
     untraceable = mode_named(explanation.mode).quirks.untraceable
-    legacy = _LEGACY_NOTE if LEGACY in variants_in_use(family) else ""
+    legacy = _LEGACY_NOTE if LEGACY in find_variants_in_use(family) else ""
     client = address_text(source) if source else "any client" if attempt is None else "this node"
-    report = report_of(
+    report = build_trace_report(
         f"{question}: a packet from {client} to {host_port_text(place.address, place.port)}/{place.protocol.name}",
         events,
-        _chains(events, place),
+        _read_chains(events, place),
         interfaces,
         explanation,
         tuple(filter(None, (untraceable, legacy))),
@@ -192,11 +210,11 @@ def _report(
     if attempt is None:
         return report
     again = not report.passed and attempt.reached is Reached.CONNECTED
-    text = f"{attempt_text(attempt)}{', by a packet that was sent again' if again else ''}"
+    text = f"{render_attempt(attempt)}{', by a packet that was sent again' if again else ''}"
     return msgspec.structs.replace(report, connection=text)
 
 
-def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:
+def _read_chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:
     """Every chain that the events name, with the text of its rules."""
     socket = NftablesSocket()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pointsman.cli.live import answer_live, live_command
+from pointsman.cli.live import create_live_parser, run_live
 from pointsman.report.status import Verification, render_verification
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
@@ -13,10 +13,10 @@ _ABOUT = """Let the running proxy read the kernel and compare it with its plans;
 Lines with + are missing from the kernel, lines with - are there and should not be."""
 
 
-def command() -> argparse.ArgumentParser:
-    return live_command("verify", _ABOUT)
+def build_parser() -> argparse.ArgumentParser:
+    return create_live_parser("verify", _ABOUT)
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when equal, 1 when different, 2 when that is unknown."""
-    return answer_live(command().parse_args(argv), "verify", Verification, render_verification)
+    return run_live(build_parser().parse_args(argv), "verify", Verification, render_verification)

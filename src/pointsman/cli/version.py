@@ -15,41 +15,38 @@ _ABOUT = "Print the version of Pointsman and of the kube-proxy whose flags, fiel
 RAW = "raw"
 
 
-def command() -> argparse.ArgumentParser:
-    from pointsman.cli.arguments import add_format, parser
+def build_parser() -> argparse.ArgumentParser:
+    from pointsman.cli.arguments import add_output, create_parser
 
-    made = parser("version", _ABOUT)
+    made = create_parser("version", _ABOUT)
     made.add_argument("style", nargs="?", choices=(RAW,), help="raw: every detail, one per line")
-    add_format(made)
+    add_output(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Without arguments it needs no parser, and so no time."""
     if not argv:
-        sys.stdout.write(version_text())
+        sys.stdout.write(render_version())
         return 0
-    made = command()
+    made = build_parser()
     given = made.parse_args([argument.replace(f"--{RAW}", RAW) for argument in argv])
-    if given.output == "json":
-        if given.style:
-            made.error(f"not with -o json: {RAW}")
-        from pointsman.cli.arguments import print_json
+    if given.style and given.output != "text":
+        made.error(f"not with -o {given.output}: {RAW}")
+    from pointsman.cli.arguments import print_answer
 
-        print_json(details())
-    else:
-        sys.stdout.write(version_text(given.style or ""))
+    print_answer(given, collect_details(), lambda _details, _screen: render_version(given.style or ""))
     return 0
 
 
-def version_text(style: str = "") -> str:
+def render_version(style: str = "") -> str:
     """One line, or with `raw` every detail."""
     if style == RAW:
-        return "".join(f"{name}: {value}\n" for name, value in details().items())
+        return "".join(f"{name}: {value}\n" for name, value in collect_details().items())
     return f"Pointsman {__version__} (kube-proxy {KUBERNETES_VERSION} compatible)\n"
 
 
-def details() -> dict[str, str]:
+def collect_details() -> dict[str, str]:
     """What a bug report needs to know about the program and what it runs on."""
     import platform
 

@@ -8,7 +8,6 @@ configuration, as in kube-proxy. Each given flag that the file makes ineffective
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ import msgspec
 from pointsman.config.defaults import (
     HEALTHZ_PORT,
     METRICS_PORT,
-    default_bind_addresses,
+    compute_bind_addresses,
     with_file_defaults,
     with_mode,
     with_port,
@@ -29,6 +28,7 @@ from pointsman.config.goflags import Given, parse_flags
 from pointsman.config.load import load
 from pointsman.config.mode_table import IPTABLES
 from pointsman.config.options import KUBE_PROXY, RunOptions
+from pointsman.config.own_flags import find_flag_conflicts
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import ROOT, find_problems
 from pointsman.errors import ConfigError
@@ -37,18 +37,20 @@ from pointsman.model.addresses import split_host_port
 
 MAX_FILE_BYTES = 4 << 20
 """Of a configuration file; a ConfigMap holds 1 MiB at most."""
-_MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
 
 
-def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
-    """Return the options; ConfigError lists every problem of the command line, the file and the configuration."""
+def parse_run(argv: Sequence[str], *, program: str, mode: str = "") -> RunOptions:
+    """Return the options; ConfigError lists every problem of the command line, the file and the configuration.
+
+    `mode` has precedence over that of the file and the flags, and brings its own defaults.
+    """
     given = parse_flags(argv, FLAGS, program=program)
     flags = given.values
     if flags.get("help") or flags.get("version") in ("true", "raw"):
         config = with_file_defaults(KubeProxyConfiguration())
-        return _options(program, config, given)
+        return _build_options(program, config, given)
     problems: list[str] = []
     warnings = [
         f"flag --{name} is deprecated: {BY_NAME[name].deprecated}"
@@ -60,15 +62,15 @@ def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
     else:
         config = _from_flags(flags, warnings)
     config = _with_node_name(config, flags, problems)
-    mode_explicit = bool(config.mode)
-    config = with_mode(config, config.mode or (IPTABLES if program == KUBE_PROXY else ""))
+    mode = mode or config.mode
+    config = with_mode(config, mode or (IPTABLES if program == KUBE_PROXY else ""))
     problems += find_problems(config) + _find_option_problems(flags)
     if problems:
-        raise ConfigError(problems)
-    return _options(program, config, given, mode_explicit=mode_explicit, warnings=warnings)
+        raise ConfigError(problems, warnings)
+    return _build_options(program, config, given, mode_explicit=bool(mode), warnings=warnings)
 
 
-def _options(
+def _build_options(
     program: str,
     config: KubeProxyConfiguration,
     given: Given,
@@ -126,14 +128,13 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
 def _from_flags(flags: Mapping[str, Any], warnings: list[str]) -> KubeProxyConfiguration:
     """Return the defaults with the flags applied; a flag may be zero, where a file's zero means the default."""
     config = with_file_defaults(KubeProxyConfiguration())
-    config = _replace(config, "ipvs.min_sync_period", _MIN_SYNC_PERIOD_OF_FLAGS)
     for flag, value in flags.items():
         if BY_NAME[flag].name == "bind-address" and not value:
             continue
         for field in BY_NAME[flag].fields:
             config = _replace(config, field, value)
     warnings += find_gate_warnings(config.feature_gates)
-    healthz, metrics = default_bind_addresses(config.bind_address)
+    healthz, metrics = compute_bind_addresses(config.bind_address)
     return msgspec.structs.replace(
         config,
         healthz_bind_address=_bind_address(
@@ -171,7 +172,7 @@ def _find_option_problems(flags: Mapping[str, Any]) -> list[str]:
         format_invalid(f"--{name}", part, rule)
         for name, value in flags.items()
         for part, rule in BY_NAME[name].check(value)
-    ]
+    ] + [format_invalid(f"--{name}", value, rule) for name, value, rule in find_flag_conflicts(flags)]
 
 
 def _replace(block: _Block, path: str, value: object) -> _Block:

@@ -28,7 +28,7 @@ _Block = TypeVar("_Block", bound=msgspec.Struct)
 def with_file_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
     """Return the configuration with the defaults of a file: upstream takes zero and empty for "not given" in these fields."""
     bind_address = config.bind_address or KubeProxyConfiguration().bind_address
-    healthz, metrics = default_bind_addresses(bind_address)
+    healthz, metrics = compute_bind_addresses(bind_address)
     return msgspec.structs.replace(
         _replace_zeros(config, KubeProxyConfiguration(), "config_sync_period"),
         bind_address=bind_address,
@@ -38,9 +38,9 @@ def with_file_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration
             config.client_connection, ClientConnection(), "content_type", "qps", "burst"
         ),
         logging=_replace_zeros(config.logging, Logging(), "format", "flush_frequency"),
-        iptables=_replace_zeros(config.iptables, IPTables(), "sync_period", "min_sync_period"),
+        iptables=_replace_zeros(config.iptables, IPTables(), "sync_period"),
         ipvs=_replace_zeros(config.ipvs, IPVirtualServer(), "sync_period"),
-        nftables=_replace_zeros(config.nftables, NFTables(), "sync_period", "min_sync_period"),
+        nftables=_replace_zeros(config.nftables, NFTables(), "sync_period"),
     )
 
 
@@ -65,7 +65,7 @@ def with_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def default_bind_addresses(bind_address: str) -> tuple[str, str]:
+def compute_bind_addresses(bind_address: str) -> tuple[str, str]:
     """Return the default addresses of health and metrics; their family follows the bind address."""
     packed = address_from_text(bind_address)
     if packed is not None and len(packed) == 4:

@@ -55,7 +55,7 @@ def format_value(value: object) -> str:
 
 
 @cache
-def _fields_by_name(block: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+def _index_fields(block: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.encode_name: field for field in msgspec.structs.fields(block)}
 
 
@@ -65,7 +65,7 @@ def block_from_plain(block: type[_Block], data: object, path: str, problems: Pro
     if not isinstance(data, Mapping):
         problems.add(path, data, "must be an object")
         return block()
-    known = _fields_by_name(block)
+    known = _index_fields(block)
     for key, value in data.items():
         field = known.get(key) if isinstance(key, str) else None
         if field is None:

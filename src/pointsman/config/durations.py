@@ -75,17 +75,17 @@ def format_duration(duration: timedelta) -> str:
     if total < 1_000:
         return f"{sign}{total}µs"
     if total < 1_000_000:
-        return f"{sign}{_decimal(total, 1_000)}ms"
+        return f"{sign}{_format_decimal(total, 1_000)}ms"
     seconds, micros = divmod(total, 1_000_000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    text = f"{_decimal(seconds * 1_000_000 + micros, 1_000_000)}s"
+    text = f"{_format_decimal(seconds * 1_000_000 + micros, 1_000_000)}s"
     if hours or minutes:
         text = f"{minutes}m{text}"
     return f"{sign}{hours}h{text}" if hours else f"{sign}{text}"
 
 
-def _decimal(value: int, unit: int) -> str:
+def _format_decimal(value: int, unit: int) -> str:
     whole, rest = divmod(value, unit)
     return f"{whole}.{str(rest + unit)[1:].rstrip('0')}" if rest else str(whole)
 

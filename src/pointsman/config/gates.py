@@ -100,12 +100,7 @@ class FeatureGates(msgspec.Struct, frozen=True):
         return self.settings.get(name, self.settings.get(group, gate.default))
 
 
-def effective_gates(settings: Mapping[str, bool]) -> FeatureGates:
-    """Return the gates as `featureGates` sets them."""
-    return FeatureGates(settings)
-
-
-def gate_states(gates: FeatureGates) -> dict[tuple[str, ...], float]:
+def compute_gate_states(gates: FeatureGates) -> dict[tuple[str, ...], float]:
     """Return 1 where a gate is on, by name and stage, groups included, as kube-proxy's metric has it."""
     states: dict[tuple[str, ...], float] = {
         (group, stage.value): float(gates.settings.get(group, False)) for stage, group in _GROUPS.items()

@@ -131,9 +131,9 @@ class _Parser:
                 positional += reversed(pending)
                 break
             if argument.startswith("--"):
-                self._long(argument, pending)
+                self._take_long(argument, pending)
             elif argument.startswith("-") and len(argument) > 1:
-                self._short(argument, pending)
+                self._take_short(argument, pending)
             else:
                 positional.append(argument)
         if positional:
@@ -143,18 +143,18 @@ class _Parser:
             raise ConfigError(self._problems)
         return self._given
 
-    def _long(self, argument: str, pending: list[str]) -> None:
+    def _take_long(self, argument: str, pending: list[str]) -> None:
         name, equals, text = argument[2:].partition("=")
         flag = self._flags.get(name.replace("_", "-"))
         if flag is None:
             close = did_you_mean(name, self._flags, prefix="--")
-            self._unknown(f"unknown flag: --{name}{close}", equals, pending)
+            self._report_unknown(f"unknown flag: --{name}{close}", equals, pending)
         elif equals:
             self._set(flag, f"--{flag.name}", text)
         else:
             self._set_from_next(flag, f"--{flag.name}", pending)
 
-    def _short(self, argument: str, pending: list[str]) -> None:
+    def _take_short(self, argument: str, pending: list[str]) -> None:
         letters = argument[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
@@ -162,7 +162,7 @@ class _Parser:
             if flag is None:
                 name = argument[1:].partition("=")[0].replace("_", "-")
                 close = did_you_mean(name, self._flags, prefix="--")
-                self._unknown(
+                self._report_unknown(
                     f"unknown shorthand flag: {letter!r} in {argument}{close}", "=" in argument, pending
                 )
                 return
@@ -177,7 +177,7 @@ class _Parser:
             else:
                 self._set_from_next(flag, f"-{letter}", pending)
 
-    def _unknown(self, problem: str, has_value: object, pending: list[str]) -> None:
+    def _report_unknown(self, problem: str, has_value: object, pending: list[str]) -> None:
         self._problems.append(problem)
         if not has_value and pending and not pending[-1].startswith("-"):
             pending.pop()

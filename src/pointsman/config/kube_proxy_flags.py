@@ -212,9 +212,9 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "iptables-min-sync-period",
             Kind.DURATION,
-            default="1s",
+            default="0s",
             fields=("iptables.min_sync_period", "nftables.min_sync_period"),
-            help="Least time between two syncs (iptables and nftables modes); 0 syncs at once.",
+            help="Least time between two syncs (iptables and nftables modes); 0 chooses it by their cost.",
         ),
         Flag(
             "ipvs-sync-period",
@@ -226,9 +226,9 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "ipvs-min-sync-period",
             Kind.DURATION,
-            default="1s",
+            default="0s",
             fields=("ipvs.min_sync_period",),
-            help="Least time between two syncs (ipvs mode); 0 syncs at once.",
+            help="Least time between two syncs (ipvs mode); 0 chooses it by their cost.",
         ),
         Flag("ipvs-scheduler", Kind.STRING, fields=("ipvs.scheduler",), help="IPVS scheduler; unset: rr."),
         Flag(
@@ -360,7 +360,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             Kind.DURATION,
             default="15m0s",
             fields=("config_sync_period",),
-            help="Time after which all objects from the API server are looked at again; more than 0.",
+            help="Accepted without effect: objects that did not change change nothing. More than 0.",
         ),
         Flag(
             "feature-gates",

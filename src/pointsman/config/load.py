@@ -39,7 +39,7 @@ def config_from_bytes(data: bytes) -> KubeProxyConfiguration:
 def load(data: bytes) -> LoadedConfig:
     """Read YAML or JSON; ConfigError when it is not a KubeProxyConfiguration at all."""
     problems = ProblemList()
-    plain = _plain_document(data, problems)
+    plain = _parse_document(data, problems)
     if not isinstance(plain, dict):
         raise ConfigError([f"the configuration must be an object of kind {KIND}, not {format_value(plain)}"])
     body = dict(plain)
@@ -72,7 +72,7 @@ def _to_external(config: KubeProxyConfiguration) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "kind": KIND, **plain_from_block(config)}
 
 
-def _plain_document(data: bytes, problems: ProblemList) -> Any:
+def _parse_document(data: bytes, problems: ProblemList) -> Any:
     twice: dict[str, None] = {}
 
     def on_duplicate(key: str) -> None:
@@ -80,23 +80,23 @@ def _plain_document(data: bytes, problems: ProblemList) -> Any:
 
     try:
         text = data.decode()
-        found = _json_document(text, on_duplicate) if text.lstrip().startswith("{") else None
+        found = _parse_json(text, on_duplicate) if text.lstrip().startswith("{") else None
         documents = load_documents(data, on_duplicate) if found is None else [found]
     except YamlError as broken:
         raise ConfigError([f"the configuration is not valid YAML: {broken}"]) from broken
     except (ValueError, RecursionError) as broken:
-        raise ConfigError([f"the configuration cannot be read: {_one_line(broken)}"]) from broken
+        raise ConfigError([f"the configuration cannot be read: {_to_one_line(broken)}"]) from broken
     problems.warnings += [f'field "{key}" is given more than once; the last value is used' for key in twice]
     if len(documents) > 1:
         problems.warnings.append("the file holds more than one YAML document; only the first is used")
     return documents[0] if documents else None
 
 
-def _one_line(problem: Exception) -> str:
+def _to_one_line(problem: Exception) -> str:
     return " ".join(str(problem).split()) or type(problem).__name__
 
 
-def _json_document(text: str, on_duplicate: OnDuplicate) -> Any:
+def _parse_json(text: str, on_duplicate: OnDuplicate) -> Any:
     """Return the value of a JSON text; None when it is something else that starts with a brace."""
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -44,6 +44,6 @@ BY_PREFERENCE = (NFTABLES, IPTABLES)
 """The order in which modes are tried where none is configured; offline commands assume the first."""
 
 
-def mode_rows(mode: str) -> Iterable[ModeRow]:
+def find_mode_rows(mode: str) -> Iterable[ModeRow]:
     """Return the row of the mode, or of every candidate while none is chosen."""
     return [MODES[name] for name in ((mode,) if mode in MODES else sorted(BY_PREFERENCE))]

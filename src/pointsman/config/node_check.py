@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text, cidr_from_text, family_of, split_host_port
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity, Value
-from pointsman.model.node import NodeFacts
-from pointsman.model.node_context import resolve_node_port_ranges
+from pointsman.model.node_context import NodeFacts, resolve_node_port_ranges
 
 _CONFIGURATION = ObjectReference("KubeProxyConfiguration")
 
@@ -34,26 +33,28 @@ def _check(config: KubeProxyConfiguration, node: NodeFacts, served: Collection[F
     by_pod_range = config.detect_local_mode == "NodeCIDR"
     yield from _check_node_ports(config, node, served)
     if primary not in served:
-        yield _finding(Code.PRIMARY_FAMILY_NOT_SERVED, error=True, family=primary.value)
-    if _only(other, config.cluster_cidrs):
+        yield _build_finding(Code.PRIMARY_FAMILY_NOT_SERVED, error=True, family=primary.value)
+    if _has_only(other, config.cluster_cidrs):
         needed = config.detect_local_mode == "ClusterCIDR" and not dual_stack
-        yield _other_family(cluster, "clusterCIDR", other, error=needed)
-    if _only(other, node.pod_cidrs):
-        yield _other_family(cluster, "the Node's podCIDRs", other, error=by_pod_range)
+        yield _build_other_family(cluster, "clusterCIDR", other, error=needed)
+    if _has_only(other, node.pod_cidrs):
+        yield _build_other_family(cluster, "the Node's podCIDRs", other, error=by_pod_range)
     if by_pod_range and not node.pod_cidrs:
-        yield _finding(Code.NO_POD_RANGE, error=True, node=node.name)
+        yield _build_finding(Code.NO_POD_RANGE, error=True, node=node.name)
     if not dual_stack:
         for field in _find_unused(config, other):
-            yield _other_family(cluster, field, other, error=False)
+            yield _build_other_family(cluster, field, other, error=False)
 
 
-def _finding(code: Code, *, error: bool, **parameters: Value) -> Finding:
+def _build_finding(code: Code, *, error: bool, **parameters: Value) -> Finding:
     severity = Severity.ERROR if error else Severity.WARNING
     return Finding(code, severity, _CONFIGURATION, parameters)
 
 
-def _other_family(cluster: str, field: str, other: Family, *, error: bool) -> Finding:
-    return _finding(Code.OTHER_FAMILY_ONLY, error=error, cluster=cluster, field=field, family=other.value)
+def _build_other_family(cluster: str, field: str, other: Family, *, error: bool) -> Finding:
+    return _build_finding(
+        Code.OTHER_FAMILY_ONLY, error=error, cluster=cluster, field=field, family=other.value
+    )
 
 
 def _check_node_ports(
@@ -61,10 +62,10 @@ def _check_node_ports(
 ) -> Iterator[Finding]:
     """Yield families whose node ports are served at every address, which a list without a range of that family means."""
     if not config.node_port_addresses:
-        yield _finding(Code.NODE_PORT_ADDRESSES_UNSET, error=False)
+        yield _build_finding(Code.NODE_PORT_ADDRESSES_UNSET, error=False)
         return
     dual_stack = any(
-        _families(texts) == set(Family)
+        _find_families(texts) == set(Family)
         for texts in (config.cluster_cidrs, config.ipvs.exclude_cidrs, node.pod_cidrs)
     )
     for family in served:
@@ -74,12 +75,12 @@ def _check_node_ports(
         ):
             continue
         cluster = f"{family.value}-primary" if is_primary else "dual-stack"
-        yield _finding(Code.NODE_PORTS_EVERYWHERE, error=False, cluster=cluster, family=family.value)
+        yield _build_finding(Code.NODE_PORTS_EVERYWHERE, error=False, cluster=cluster, family=family.value)
 
 
 def _find_unused(config: KubeProxyConfiguration, unserved: Family) -> Iterator[str]:
     """Yield the fields that are set for a family that is not served."""
-    if _only(unserved, config.ipvs.exclude_cidrs):
+    if _has_only(unserved, config.ipvs.exclude_cidrs):
         yield "ipvs.excludeCIDRs"
     for field, served_at in (
         ("healthzBindAddress", config.healthz_bind_address),
@@ -91,11 +92,11 @@ def _find_unused(config: KubeProxyConfiguration, unserved: Family) -> Iterator[s
             yield field
 
 
-def _only(family: Family, texts: Sequence[str]) -> bool:
-    return _families(texts) == {family}
+def _has_only(family: Family, texts: Sequence[str]) -> bool:
+    return _find_families(texts) == {family}
 
 
-def _families(texts: Sequence[str]) -> set[Family | None]:
+def _find_families(texts: Sequence[str]) -> set[Family | None]:
     """Return those of the ranges; None stands for text that is not a range."""
     ranges = (cidr_from_text(text) for text in texts)
     return {None if cidr is None else cidr.family for cidr in ranges}

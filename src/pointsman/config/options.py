@@ -43,6 +43,19 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.control_socket_flag) if self.control_socket_flag else None
 
 
+class SecureServing(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS and authentication of the served ports."""
+
+    metrics: str = ""
+    """Clients of the metrics port that authenticate: `remote` or `all`; empty without TLS there."""
+    health: bool = False
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    audiences: tuple[str, ...] = ()
+    """Accepted audiences of tokens; empty means that of the API server."""
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed command line of `run`. `Flag.option` names the attribute that a flag sets."""
 
@@ -63,8 +76,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long load balancers get to stop choosing this node between SIGTERM and the end."""
     probe_addresses: tuple[str, ...] = ()
     """Service addresses of our own for the datapath probe."""
+    node_condition: bool = False
+    remove_startup_taint: bool = False
     external_ip_allow_cidrs: tuple[str, ...] = ()
     balancing: BalancingDefaults = BalancingDefaults()
+    serving: SecureServing = SecureServing()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
     """The given flags as text, for /flagz."""

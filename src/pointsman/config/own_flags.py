@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,16 @@ from pointsman.model.balancing import (
     OWN_SCHEDULERS,
     Scheduler,
 )
+
+SECURE_METRICS = ("remote", "all")
+_NEEDS = (
+    ("tls-cert-file", ("tls-private-key-file",)),
+    ("tls-cert-file", ("secure-metrics", "secure-health")),
+    ("tls-private-key-file", ("tls-cert-file",)),
+    ("client-ca-file", ("secure-metrics",)),
+    ("token-audiences", ("secure-metrics",)),
+)
+"""Flags that mean nothing without one of these others."""
 
 
 def _check_range(minimum: Any, maximum: Any, rule: str) -> Check:
@@ -59,6 +69,21 @@ def _check_probe_addresses(texts: Iterable[str]) -> Iterator[tuple[object, str]]
         if family_of(address) in seen:
             yield text, f"only one {family_of(address).value} address is possible"
         seen.add(family_of(address))
+
+
+def _check_secure_metrics(text: str) -> Iterator[tuple[object, str]]:
+    if text not in ("", *SECURE_METRICS):
+        yield text, f"must be one of {', '.join(SECURE_METRICS)}, or empty"
+
+
+def find_flag_conflicts(given: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
+    """Yield each flag that others make impossible or useless, its value and the rule that it breaks."""
+    for name in ("secure-metrics", "node-condition", "remove-startup-taint"):
+        if given.get(name) and given.get("manifests"):
+            yield name, given[name], "needs an API server, which --manifests replaces"
+    for name, needed in _NEEDS:
+        if given.get(name) and not any(given.get(other) for other in needed):
+            yield name, given[name], f"needs {' or '.join(f'--{other}' for other in needed)}"
 
 
 OWN_FLAGS: tuple[Flag, ...] = group_flags(
@@ -136,6 +161,18 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
         help="Addresses that no Service has, at most one per IP family: every few seconds a connection through each of them proves that this node's packets are translated (/readyz, status, a metric). Empty: no probe.",
     ),
     Flag(
+        "node-condition",
+        Kind.BOOL,
+        option="node_condition",
+        help="Keep the condition pointsman.dev/ServicesReady on the Node: what /readyz answers. Needs the permission to patch nodes/status.",
+    ),
+    Flag(
+        "remove-startup-taint",
+        Kind.BOOL,
+        option="remove_startup_taint",
+        help="Remove the taint pointsman.dev/services-not-ready from the Node after the first sync of every IP family and, with --probe-addresses, the first successful probe. Needs the permission to patch nodes.",
+    ),
+    Flag(
         "external-ip-allow-cidrs",
         Kind.LIST,
         option="external_ip_allow_cidrs",
@@ -186,6 +223,50 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
         Kind.BOOL,
         option="balancing.reset_gone",
         help="Reset TCP connections to endpoints that have left their Service, unless its annotation pointsman.dev/reset-gone says otherwise.",
+    ),
+    Flag(
+        "secure-metrics",
+        Kind.STRING,
+        choices=SECURE_METRICS,
+        option="serving.metrics",
+        check=_check_secure_metrics,
+        help="Serve the metrics port over TLS, to clients with a certificate or a bearer token that the API server allows to get the path: with remote, clients on loopback need none; with all, they do. Empty: plain HTTP without authentication.",
+    ),
+    Flag(
+        "secure-health",
+        Kind.BOOL,
+        option="serving.health",
+        help="Serve the health port over TLS, without authentication; probes need the scheme HTTPS.",
+    ),
+    Flag(
+        "tls-cert-file",
+        Kind.STRING,
+        is_path=True,
+        option="serving.certificate",
+        convert=path_or_none,
+        help="Certificate (PEM, with its chain) of the ports that serve TLS, read again when it changes. Empty: a self-signed one.",
+    ),
+    Flag(
+        "tls-private-key-file",
+        Kind.STRING,
+        is_path=True,
+        option="serving.key",
+        convert=path_or_none,
+        help="Private key of --tls-cert-file.",
+    ),
+    Flag(
+        "client-ca-file",
+        Kind.STRING,
+        is_path=True,
+        option="serving.client_ca",
+        convert=path_or_none,
+        help="CA certificates: with --secure-metrics, a client certificate that one of them has signed identifies a user (common name) and its groups (organizations).",
+    ),
+    Flag(
+        "token-audiences",
+        Kind.LIST,
+        option="serving.audiences",
+        help="With --secure-metrics, bearer tokens must be meant for one of these audiences. Empty: for the API server.",
     ),
     works_with_file=True,
 )

@@ -32,14 +32,15 @@ LIVE_FIELDS = (
     "nodePortAddresses",
     "oomScoreAdj",
     "conntrack",
-    "configSyncPeriod",
 )
 FIELDS_WITHOUT_EFFECT = (
+    "configSyncPeriod",
     "winkernel",
     "portRange",
     "windowsRunAsService",
     "showHiddenMetricsForVersion",
 )
+"""They exist for the sake of kube-proxy's files."""
 
 
 class FieldChange(msgspec.Struct, frozen=True):
@@ -64,8 +65,7 @@ class Live(msgspec.Struct, frozen=True):
 
     options: RunOptions
     changes: tuple[FieldChange, ...]
-    without_effect: tuple[FieldChange, ...] = ()
-    """Fields that exist for the sake of kube-proxy's files and do nothing here."""
+    """Without the fields that do nothing here."""
 
     def touches(self, *prefixes: str) -> bool:
         """Whether a change lies at or under one of these paths, such as `logging`."""
@@ -94,12 +94,11 @@ def decide(running: RunOptions, found: RunOptions | ConfigError) -> Decision:
     if isinstance(found, ConfigError):
         return Rejected(str(found))
     changes = list(_find_changes("", plain_from_block(running.config), plain_from_block(found.config)))
-    without_effect = tuple(change for change in changes if _is_under(change.path, FIELDS_WITHOUT_EFFECT))
     live = tuple(change for change in changes if _is_under(change.path, LIVE_FIELDS))
-    restart = tuple(change for change in changes if change not in without_effect and change not in live)
+    restart = tuple(one for one in changes if not _is_under(one.path, LIVE_FIELDS + FIELDS_WITHOUT_EFFECT))
     if restart:
         return Restart(found, restart)
-    return Live(found, live, without_effect) if changes else NoChange(found)
+    return Live(found, live) if changes else NoChange(found)
 
 
 def _is_under(path: str, prefixes: tuple[str, ...]) -> bool:

@@ -33,12 +33,12 @@ _ACRONYMS = {
 }
 
 
-def _upstream_name(field: str) -> str:
+def _to_upstream_name(field: str) -> str:
     first, *others = field.split("_")
     return _ACRONYMS.get(field) or first + "".join(word.capitalize() for word in others)
 
 
-class ConfigBlock(msgspec.Struct, frozen=True, kw_only=True, rename=_upstream_name):
+class ConfigBlock(msgspec.Struct, frozen=True, kw_only=True, rename=_to_upstream_name):
     """A block of the configuration; its encoded names are upstream's."""
 
 
@@ -102,7 +102,7 @@ class IPTables(ConfigBlock, frozen=True, kw_only=True):
     masquerade_all: bool = False
     localhost_node_ports: bool = True
     sync_period: timedelta = timedelta(seconds=30)
-    min_sync_period: timedelta = timedelta(seconds=1)
+    min_sync_period: timedelta = timedelta(0)
 
 
 class IPVirtualServer(ConfigBlock, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class NFTables(ConfigBlock, frozen=True, kw_only=True):
     masquerade_bit: Int32 = 14
     masquerade_all: bool = False
     sync_period: timedelta = timedelta(seconds=30)
-    min_sync_period: timedelta = timedelta(seconds=1)
+    min_sync_period: timedelta = timedelta(0)
 
 
 class Winkernel(ConfigBlock, frozen=True, kw_only=True):
@@ -194,6 +194,7 @@ class KubeProxyConfiguration(ConfigBlock, frozen=True, kw_only=True):
 
     @property
     def min_sync_period(self) -> timedelta:
+        """Least time between two syncs; 0 where it follows from what a sync costs."""
         return self._periods.min_sync_period
 
     @property

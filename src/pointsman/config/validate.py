@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from pointsman import KUBERNETES_MINOR
 from pointsman.config.document import ProblemList
-from pointsman.config.gates import effective_gates, find_gate_problems
-from pointsman.config.mode_table import IPTABLES, IPVS, MODES, mode_rows
+from pointsman.config.gates import FeatureGates, find_gate_problems
+from pointsman.config.mode_table import IPTABLES, IPVS, MODES, find_mode_rows
 from pointsman.config.types import Conntrack, KubeProxyConfiguration, Logging, OutputRouting
 from pointsman.model.addresses import address_from_text, cidr_from_text, port_from_text, split_host_port
 
@@ -42,12 +42,12 @@ def find_problems(config: KubeProxyConfiguration) -> list[str]:
 
 
 def _check_mode(config: KubeProxyConfiguration, problems: ProblemList) -> None:
-    gates = effective_gates(config.feature_gates)
+    gates = FeatureGates(config.feature_gates)
     modes = [name for name, row in MODES.items() if not row.gate or gates.enabled(row.gate)]
     if config.mode and config.mode not in modes:
         names = ", ".join(modes)
         problems.add(f"{ROOT}.mode", config.mode, f"must be {names} or blank (blank means the default mode)")
-    for block in dict.fromkeys((IPTABLES, *(row.masquerade for row in mode_rows(config.mode)))):
+    for block in dict.fromkeys((IPTABLES, *(row.masquerade for row in find_mode_rows(config.mode)))):
         bit = getattr(config, block).masquerade_bit
         if not 0 <= bit <= 31:
             problems.add(f"{ROOT}.{block}.masqueradeBit", bit, "must be within the range [0, 31]")
@@ -66,7 +66,7 @@ def _check_mode(config: KubeProxyConfiguration, problems: ProblemList) -> None:
 def _check_periods(config: KubeProxyConfiguration, problems: ProblemList) -> None:
     """Only the block of the chosen mode counts; without a mode either of the two defaults may be chosen."""
     _check_positive(f"{ROOT}.configSyncPeriod", config.config_sync_period, problems)
-    for row in mode_rows(config.mode):
+    for row in find_mode_rows(config.mode):
         block, path = getattr(config, row.periods), f"{ROOT}.{row.periods}"
         _check_positive(f"{path}.syncPeriod", block.sync_period, problems)
         _check_not_negative(f"{path}.minSyncPeriod", block.min_sync_period, problems)
@@ -179,7 +179,7 @@ def _check_limits(config: KubeProxyConfiguration, problems: ProblemList) -> None
 
 def _check_logging(config: KubeProxyConfiguration, problems: ProblemList) -> None:
     logging: Logging = config.logging
-    gates = effective_gates(config.feature_gates)
+    gates = FeatureGates(config.feature_gates)
     path = f"{ROOT}.logging"
     _check_positive(f"{path}.flushFrequency", logging.flush_frequency, problems)
     if logging.format not in ("text", "json"):

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from pointsman.backends.contract import Mode
 from pointsman.explain.build import explain_endpoint, explain_plan, find_conflict
 from pointsman.explain.checks import (
+    build_error,
+    build_warning,
     check_files,
     check_objects,
-    error,
     find_rejected_services,
-    reference_to,
-    warning,
+    refer_to,
 )
 from pointsman.explain.packets import check_client, find_node_port_denial, parse_clients
 from pointsman.explain.service_port import Explanation, ServicePortReport
-from pointsman.explain.target import Target
+from pointsman.explain.target import EVERYWHERE, Target
 from pointsman.explain.unserved import check_unserved
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, family_of, host_port_text
@@ -38,14 +38,15 @@ MAX_OTHER_CLAIMS = 20
 def explain(view: View, target: Target, client: str = "") -> Explanation:
     """Return the explanation; raises BadQuestion when the client cannot be parsed."""
     check_client(client, view.families)
+    families = {family.family.value for family in view.families if parse_clients(client, family)}
     ports: list[ServicePortReport] = []
     findings: list[Finding] = list(_check_proxy(view))
     if target.address is None:
         keys = find_services(view, target)
         for key in keys:
             ports += _explain_service(view, target, key, client, findings)
-        if len(keys) > 1:
-            findings.append(warning(Code.AMBIGUOUS, service=target.service, services=tuple(keys)))
+        if len(keys) > 1 and target.namespace != EVERYWHERE:
+            findings.append(build_warning(Code.AMBIGUOUS, service=target.service, services=tuple(keys)))
         found = bool(keys)
     else:
         ports += _explain_address(view, target, client)
@@ -53,16 +54,19 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         found = bool(ports)
     if not found and not _explain_behind(view, target, client, ports, findings):
         if target.address is None:
-            findings.append(_not_found(view, target))
+            findings.append(_build_not_found(view, target))
         else:
             findings += check_unserved(view, target)
         findings += check_files(view)
+    of_client = tuple(port for port in ports if port.family in families)
+    if ports and not of_client:
+        findings.append(build_error(Code.CLIENT_OF_OTHER_FAMILY, address=client, family=ports[0].family))
     return Explanation(
         question=target.text,
         node=view.node,
         mode=view.mode.name,
         live=view.live,
-        ports=tuple(ports),
+        ports=of_client,
         findings=tuple(map(describe, findings)),
     )
 
@@ -100,27 +104,31 @@ def find_services(view: View, target: Target) -> list[str]:
     """Return the keys of the Services the target may mean: in its namespace, else in `default`, else in any."""
     if target.pod:
         return []
-    known = _known_services(view) | find_rejected_services(view)
-    if target.namespace:
+    known = _list_services(view) | find_rejected_services(view)
+    if target.namespace not in ("", EVERYWHERE):
         wanted = f"{target.namespace}/{target.service}"
         return [wanted] if wanted in known else []
     found = sorted(key for key in known if key.partition("/")[2] == target.service)
+    if target.namespace == EVERYWHERE:
+        return found
     return [f"default/{target.service}"] if f"default/{target.service}" in found else found
 
 
-def _known_services(view: View) -> set[str]:
+def _list_services(view: View) -> set[str]:
     return {name.key for family in view.families for name in family.states} | view.service_findings.keys()
 
 
-def _not_found(view: View, target: Target) -> Finding:
+def _build_not_found(view: View, target: Target) -> Finding:
     source = "proxy" if view.live else "manifests"
     if target.pod:
-        return error(Code.NO_SUCH_POD, pod=target.service, source=source)
-    known = sorted(_known_services(view))
+        return build_error(Code.NO_SUCH_POD, pod=target.service, source=source)
+    known = sorted(_list_services(view))
     close = find_similar(target.service, {key.partition("/")[2] for key in known}, 3)
-    return error(
+    return build_error(
         Code.NO_SUCH_SERVICE,
-        service=f"{target.namespace or 'default'}/{target.service}",
+        service=target.service
+        if target.namespace == EVERYWHERE
+        else f"{target.namespace or 'default'}/{target.service}",
         known=len(known),
         source=source,
         similar=tuple(key for name in close for key in known if key.partition("/")[2] == name),
@@ -129,10 +137,10 @@ def _not_found(view: View, target: Target) -> Finding:
 
 def _check_proxy(view: View) -> Iterator[Finding]:
     if view.waiting_for:
-        yield error(Code.NOT_STARTED, waitingFor=view.waiting_for)
+        yield build_error(Code.NOT_STARTED, waitingFor=view.waiting_for)
     for family in view.families:
         if family.last_error:
-            yield warning(Code.SYNC_FAILING, family=family.family.value, error=family.last_error)
+            yield build_warning(Code.SYNC_FAILING, family=family.family.value, error=family.last_error)
 
 
 def _explain_service(
@@ -150,13 +158,13 @@ def _explain_service(
             plan = family.plans.get(name)
             if plan is None:
                 conflict = find_conflict(family, name)
-                findings.append(conflict.about(reference_to(key, name.port)))
+                findings.append(conflict.about(refer_to(key, name.port)))
             else:
                 yield explain_plan(view, family, plan, plan.frontends, client)
     findings += check_objects(view, key, served=found or bool(others))
     if others and not found:
         findings.append(
-            error(Code.NO_SUCH_PORT, service=key, port=repr(target.port), ports=tuple(sorted(others)))
+            build_error(Code.NO_SUCH_PORT, service=key, port=repr(target.port), ports=tuple(sorted(others)))
         )
 
 
@@ -205,7 +213,7 @@ def _find_other_claims(view: View, target: Target) -> Iterator[Finding]:
             if lost is not None and "holder" in lost.parameters:
                 place = host_port_text(target.address, port.port)
                 holder = str(lost.parameters["holder"])
-                yield warning(Code.ALSO_REQUESTED, servicePort=str(name), frontend=place, holder=holder)
+                yield build_warning(Code.ALSO_REQUESTED, servicePort=str(name), frontend=place, holder=holder)
 
 
 def _matches_frontend(
@@ -239,7 +247,9 @@ def _explain_behind(
             findings += (_check_use(family, plan, endpoint) for endpoint in asked)
     if not ports and others:
         at = tuple(f"{e.port}/{name.protocol.name} ({name})" for name, found in others.items() for e in found)
-        findings.append(error(Code.WRONG_ENDPOINT_PORT, ports=at, port=target.port or str(target.number)))
+        findings.append(
+            build_error(Code.WRONG_ENDPOINT_PORT, ports=at, port=target.port or str(target.number))
+        )
     return known
 
 
@@ -251,7 +261,7 @@ def _find_behind(
         name: endpoints
         for name, plan in plans.items()
         if target.protocol in (None, name.protocol)
-        and target.namespace in ("", name.namespace)
+        and target.namespace in ("", EVERYWHERE, name.namespace)
         and (endpoints := tuple(e for e in plan.endpoints.all if _matches_endpoint(e, target)))
     }
     return dict(sorted(found.items()))
@@ -279,4 +289,4 @@ def _check_use(family: FamilyView, plan: ServicePlan, endpoint: Endpoint) -> Fin
         parameters = {"endpoint": place, "servicePort": name}
         return Finding(Code.ENDPOINT_USED, Severity.NOTICE, parameters=parameters)
     reasons = " and ".join(dict.fromkeys(use.message for use in uses))
-    return error(Code.ENDPOINT_NOT_USED, endpoint=place, servicePort=name, reasons=reasons)
+    return build_error(Code.ENDPOINT_NOT_USED, endpoint=place, servicePort=name, reasons=reasons)

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pointsman.backends.contract import Difference, Mode
-from pointsman.explain.checks import check_service_port, error, warning
+from pointsman.explain.checks import build_error, build_warning, check_service_port
 from pointsman.explain.host import check_host
 from pointsman.explain.journey import build_journeys
 from pointsman.explain.packets import (
     Client,
+    combine_outcomes,
     compute_state,
     decide,
     decide_source,
     is_conditional,
     parse_clients,
-    state_of,
 )
 from pointsman.explain.service_port import (
     EndpointReport,
@@ -63,10 +63,12 @@ def summarize_plan(
         usable=len(plan.endpoints.reachable),
         total=len(plan.endpoints.all),
         local=sum(endpoint.local for endpoint in plan.endpoints.all),
+        type=plan.port.service.type,
         affinity_seconds=plan.port.service.affinity_seconds,
         topology=plan.endpoints.topology.value,
         scheduler=plan.scheduler,
         resets_gone=plan.resets_gone,
+        keeps_draining=plan.port.keeps_draining,
         findings=tuple(map(describe, plan.findings)),
         endpoints=_summarize_endpoints(plan.endpoints.all, plan.endpoints.reachable) if detailed else (),
     )
@@ -92,7 +94,8 @@ def summarize_unplanned(
         usable=0,
         total=len(state.endpoints),
         local=sum(endpoint.local for endpoint in state.endpoints),
-        findings=(describe(_not_planned(family, name)),),
+        type=port.service.type,
+        findings=(describe(_build_not_planned(family, name)),),
         endpoints=_summarize_endpoints(state.endpoints, used=()) if detailed else (),
     )
 
@@ -104,18 +107,18 @@ def find_conflict(family: FamilyView, name: ServicePortName) -> Finding:
         if holder.protocol is name.protocol and any(
             f.address == port.cluster_ip and f.port == port.port for f in plan.frontends
         ):
-            return error(
+            return build_error(
                 Code.CONTESTED_CLUSTER_IP,
                 address=address_text(port.cluster_ip),
                 frontend=host_port_text(port.cluster_ip, port.port),
                 holder=str(holder),
             )
-    return _not_planned(family, name)
+    return _build_not_planned(family, name)
 
 
-def _not_planned(family: FamilyView, name: ServicePortName) -> Finding:
+def _build_not_planned(family: FamilyView, name: ServicePortName) -> Finding:
     """Return that there is no plan, without searching for the reason in all others."""
-    return error(Code.NOT_PLANNED, servicePort=str(name), family=family.family.value)
+    return build_error(Code.NOT_PLANNED, servicePort=str(name), family=family.family.value)
 
 
 def format_frontend(frontend: Frontend) -> str:
@@ -171,7 +174,7 @@ def explain_plan(
         *check_service_port(port, plan, family, view, clients, fails=fails),
         *on_host,
     )
-    state = state_of(outcome.outcome for outcome in outcomes if client or not outcome.is_restricted)
+    state = combine_outcomes(outcome.outcome for outcome in outcomes if client or not outcome.is_restricted)
     if plan.name in family.rejected:
         state = State.DOWN
     elif state is State.HEALTHY and any(finding.is_error for finding in (*in_kernel, *on_host)):
@@ -298,9 +301,9 @@ def _concerns(difference: Difference, name: ServicePortName) -> bool:
 
 def _check_kernel(family: FamilyView, name: ServicePortName, kernel: KernelReport) -> Iterator[Finding]:
     if name in family.rejected:
-        yield error(Code.KERNEL_REFUSED, reason=family.rejected[name])
+        yield build_error(Code.KERNEL_REFUSED, reason=family.rejected[name])
     if name in family.unsynced:
-        yield warning(Code.NOT_SYNCED_YET)
+        yield build_warning(Code.NOT_SYNCED_YET)
     if kernel.differences:
         objects = tuple(difference.what for difference in kernel.differences)
-        yield error(Code.KERNEL_DIFFERS, objects=objects)
+        yield build_error(Code.KERNEL_DIFFERS, objects=objects)

@@ -18,12 +18,12 @@ from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePort
 
 
-def error(code: Code, **parameters: Value) -> Finding:
+def build_error(code: Code, **parameters: Value) -> Finding:
     """Return a finding that keeps connections from being delivered."""
     return Finding(code, Severity.ERROR, parameters=parameters)
 
 
-def warning(code: Code, **parameters: Value) -> Finding:
+def build_warning(code: Code, **parameters: Value) -> Finding:
     """Return a finding with which connections are delivered, perhaps not as expected."""
     return Finding(code, Severity.WARNING, parameters=parameters)
 
@@ -75,7 +75,7 @@ def check_service_port(
         yield from _check_endpoints(port, plan, family)
         yield from _check_local_endpoints(plan, family)
     if plan.port.node_port and serves_no_node_ports(family):
-        yield warning(
+        yield build_warning(
             Code.NO_NODE_PORT_ADDRESS,
             nodePort=plan.port.node_port,
             family=family.family.value,
@@ -86,11 +86,11 @@ def check_service_port(
     yield from plan.findings
     yield from view.service_findings.get(port.name.key, ())
     if port.service.external_ips_ignored:
-        yield warning(Code.EXTERNAL_IPS_IGNORED)
+        yield build_warning(Code.EXTERNAL_IPS_IGNORED)
     if plan.port.service.health_check_node_port and not plan.endpoints.local:
-        yield warning(Code.HEALTH_CHECK_FAILS, nodePort=plan.port.service.health_check_node_port)
+        yield build_warning(Code.HEALTH_CHECK_FAILS, nodePort=plan.port.service.health_check_node_port)
     if plan.endpoints.topology_note:
-        yield warning(Code.HINTS_IGNORED, reason=plan.endpoints.topology_note)
+        yield build_warning(Code.HINTS_IGNORED, reason=plan.endpoints.topology_note)
 
 
 def _check_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -> Iterator[Finding]:
@@ -98,19 +98,21 @@ def _check_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -
         return
     if plan.endpoints.all:
         endpoints = tuple(_describe(endpoint) for endpoint in plan.endpoints.all)
-        yield error(Code.NO_READY_ENDPOINTS, count=len(endpoints), endpoints=endpoints)
+        yield build_error(Code.NO_READY_ENDPOINTS, count=len(endpoints), endpoints=endpoints)
         return
     key = port.name.key
     slices = family.slices.get(key, {})
     if not slices:
-        yield error(Code.NO_ENDPOINT_SLICES, family=family.family.value, service=key, name=port.name.service)
+        yield build_error(
+            Code.NO_ENDPOINT_SLICES, family=family.family.value, service=key, name=port.name.service
+        )
         return
     offered = {found for ports in slices.values() for found in ports}
     if (port.name.port, port.name.protocol) in offered:
-        yield error(Code.EMPTY_ENDPOINT_SLICES, slices=tuple(sorted(slices)))
+        yield build_error(Code.EMPTY_ENDPOINT_SLICES, slices=tuple(sorted(slices)))
         return
     names = tuple(sorted(f"{name!r}/{protocol.name}" for name, protocol in offered))
-    yield error(
+    yield build_error(
         Code.PORT_NAME_MISMATCH,
         port=f"{port.name.port!r}/{port.protocol.name}",
         offered=names or ("no port at all",),
@@ -140,9 +142,9 @@ def _check_local_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Fi
     node = family.context.node_name
     lookalikes = sorted({e.node for e in plan.endpoints.all if is_same_host(e.node, node)})
     if lookalikes:
-        yield error(Code.NODE_NAME_MISMATCH, found=lookalikes[0], node=node)
+        yield build_error(Code.NODE_NAME_MISMATCH, found=lookalikes[0], node=node)
         return
-    yield error(
+    yield build_error(
         Code.NO_LOCAL_ENDPOINT,
         policies=" and ".join(policies),
         node=node,
@@ -169,7 +171,7 @@ def _check_source_ranges(
     node_ports = [frontend for frontend in frontends if frontend.kind is FrontendKind.NODE_PORT]
     for client in clients:
         if is_excluded(ranged[0], client, family):
-            make = error if client.address else warning
+            make = build_error if client.address else build_warning
             yield make(
                 Code.SOURCE_RANGES,
                 client=client.spec,
@@ -180,6 +182,6 @@ def _check_source_ranges(
             )
 
 
-def reference_to(key: str, port: str = "") -> ObjectReference:
+def refer_to(key: str, port: str = "") -> ObjectReference:
     """Return the reference to a Service, or to one of its ports."""
     return ObjectReference("Service", key, port)

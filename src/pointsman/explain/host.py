@@ -5,11 +5,13 @@ A certain obstacle is an error; one that depends on unknown properties of the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pointsman.backends.contract import Mode
-from pointsman.explain.checks import error, warning
+from pointsman.explain.checks import build_error, build_warning
 from pointsman.explain.journey import TRANSLATION, Journey, Stage
 from pointsman.explain.packets import is_masqueraded
 from pointsman.explain.rule_walk import RuleResult, find_results, select_result
@@ -18,15 +20,17 @@ from pointsman.machine.packet_filter import Action, FilterChain
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.decision import ClientKind
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.findings import Code, Finding
+from pointsman.model.findings import Code, Finding, Severity
+from pointsman.model.node_context import LocalDetector, LocalMode
 from pointsman.model.plan import FrontendKind, ServicePlan
 
 if TYPE_CHECKING:
+    from pointsman.kernel.rtnl import Route
     from pointsman.machine.host_facts import HostFacts
 
 DROPS = frozenset((Action.DROP, Action.REJECT))
 FORWARDING_SETTINGS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
-_NEARLY_FULL = 0.95
+_NEARLY_FULL = 0.9
 
 
 def check_host(
@@ -35,11 +39,14 @@ def check_host(
     """Yield everything found on these ways, most decisive first."""
     yield from _check_forwarding(host, journeys)
     yield from _check_routes(host, journeys)
-    yield from _check_conntrack(host)
+    yield from check_conntrack(host)
     yield from _check_reverse_path(host, journeys)
     yield from _check_foreign_rules(family, host, journeys)
+    local = [way.endpoint.address for way in journeys if way.endpoint.local and not way.local]
+    for finding in find_undetected_pods(family.context.local, sorted(set(local)), host.routes):
+        yield msgspec.structs.replace(finding, severity=Severity.WARNING)
     if plan.resets_gone and mode.capabilities.resets_need_loose_tracking and host.conntrack_loose is False:
-        yield warning(Code.RESET_GONE_NEEDS_LOOSE_TRACKING)
+        yield build_warning(Code.RESET_GONE_NEEDS_LOOSE_TRACKING)
 
 
 def _check_forwarding(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[Finding]:
@@ -47,15 +54,15 @@ def _check_forwarding(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[
     if not forwarded:
         return
     if host.forwarding is False:
-        yield error(
+        yield build_error(
             Code.FORWARDING_OFF,
             setting=FORWARDING_SETTINGS[host.family],
             family=host.family.value,
-            clients=_clients(forwarded),
-            endpoints=_endpoints(forwarded),
+            clients=_name_clients(forwarded),
+            endpoints=_name_endpoints(forwarded),
         )
     elif host.not_forwarding:
-        yield warning(
+        yield build_warning(
             Code.INTERFACE_NOT_FORWARDING,
             interfaces=tuple(host.not_forwarding),
             interface=host.not_forwarding[0],
@@ -69,7 +76,7 @@ def _check_routes(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[Find
         if route is not None and route.error:
             without.setdefault(route.error, {})[way.endpoint] = None
     for reason, endpoints in without.items():
-        yield error(
+        yield build_error(
             Code.NO_ROUTE,
             endpoints=tuple(map(str, endpoints)),
             error=reason,
@@ -77,14 +84,44 @@ def _check_routes(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[Find
         )
 
 
-def _check_conntrack(host: HostFacts) -> Iterator[Finding]:
+def check_conntrack(host: HostFacts) -> Iterator[Finding]:
+    """Yield whether the connection tracking table is full, or nearly so."""
     count, limit = host.conntrack_count, host.conntrack_max
     if count is None or not limit:
         return
     if count >= limit:
-        yield error(Code.CONNTRACK_FULL, count=count, max=limit)
+        yield build_error(Code.CONNTRACK_FULL, count=count, max=limit)
     elif count >= limit * _NEARLY_FULL:
-        yield warning(Code.CONNTRACK_NEARLY_FULL, count=count, max=limit)
+        yield build_warning(Code.CONNTRACK_NEARLY_FULL, count=count, max=limit)
+
+
+def describe_detector(local: LocalDetector) -> str:
+    """Return the setting that decides which packets come from local pods, with its value."""
+    if local.mode is LocalMode.INTERFACE:
+        return f"detectLocal.bridgeInterface {local.interface}"
+    if local.mode is LocalMode.INTERFACE_PREFIX:
+        return f"detectLocal.interfaceNamePrefix {local.interface}"
+    return f"the range of local pods {local.cidr} (clusterCIDR, or the Node's with detectLocalMode NodeCIDR)"
+
+
+def find_undetected_pods(
+    local: LocalDetector, pods: Iterable[bytes], routes: Mapping[bytes, Route]
+) -> Iterator[Finding]:
+    """Yield the pods on this node whose packets are not recognised as those of local pods."""
+    missed = [address_text(pod) for pod in pods if not _is_detected(local, pod, routes.get(pod))]
+    if missed:
+        yield build_error(Code.PODS_NOT_DETECTED, setting=describe_detector(local), pods=tuple(missed))
+
+
+def _is_detected(local: LocalDetector, pod: bytes, route: Route | None) -> bool:
+    """Whether packets of the pod are recognised, as far as is known: they arrive where the route to it leads."""
+    if local.mode is LocalMode.CIDR:
+        return local.cidr is None or local.cidr.contains(pod)
+    if local.mode is LocalMode.NONE or route is None or not route.interface:
+        return True
+    if local.mode is LocalMode.INTERFACE:
+        return route.interface == local.interface
+    return route.interface.startswith(local.interface)
 
 
 def _check_reverse_path(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[Finding]:
@@ -103,7 +140,7 @@ def _check_reverse_path(host: HostFacts, journeys: Iterable[Journey]) -> Iterato
             }
         )
         if others:
-            yield warning(
+            yield build_warning(
                 Code.STRICT_REVERSE_PATH,
                 address=address_text(client.address),
                 interfaces=tuple(others),
@@ -125,13 +162,13 @@ def _check_foreign_rules(
                         found.setdefault((code, chain.table, chain.name, result), []).append(way)
     for (code, table, name, result), concerned in found.items():
         chain = host.chains[table, name]
-        yield build_foreign_finding(code, chain, result, _clients(concerned), _endpoints(concerned))
+        yield build_foreign_finding(code, chain, result, _name_clients(concerned), _name_endpoints(concerned))
 
 
 def _find_effects(
     family: FamilyView, host: HostFacts, way: Journey, stage: Stage, chain: FilterChain
 ) -> Iterator[tuple[Code, RuleResult]]:
-    results = find_results(chain, host.chains, stage.at(chain.priority))
+    results = find_results(chain, host.chains, stage.select_packet(chain.priority))
     dropped = select_result(results, DROPS)
     if dropped is not None:
         yield Code.FOREIGN_DROP if dropped.certain else Code.FOREIGN_MAY_DROP, dropped
@@ -154,7 +191,7 @@ def build_foreign_finding(
     code: Code, chain: FilterChain, result: RuleResult, clients: tuple[str, ...], endpoints: tuple[str, ...]
 ) -> Finding:
     """Return what a base chain of another program does to packets of these clients to these endpoints."""
-    make = error if result.certain and code is not Code.FOREIGN_MASQUERADE else warning
+    make = build_error if result.certain and code is not Code.FOREIGN_MASQUERADE else build_warning
     return make(
         code,
         chain=chain.name,
@@ -178,9 +215,9 @@ def _list_command(chain: FilterChain) -> str:
     return f"nft list chain {chain.table} {chain.name}"
 
 
-def _clients(journeys: Iterable[Journey]) -> tuple[str, ...]:
+def _name_clients(journeys: Iterable[Journey]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(way.client.spec for way in journeys))
 
 
-def _endpoints(journeys: Iterable[Journey]) -> tuple[str, ...]:
+def _name_endpoints(journeys: Iterable[Journey]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(way.endpoint) for way in journeys))

@@ -35,7 +35,7 @@ class Stage(msgspec.Struct, frozen=True):
     before: Packet
     after: Packet
 
-    def at(self, priority: int) -> Packet:
+    def select_packet(self, priority: int) -> Packet:
         return self.before if priority < TRANSLATION else self.after
 
 
@@ -65,13 +65,13 @@ def build_journeys(
             endpoints = decide(plan, frontend, client, family, view.mode).endpoints
             for number, endpoint in enumerate(endpoints):
                 local = endpoint.address in family.node_addresses
-                maker = _Stages(family, host, plan, frontend, client, endpoint)
-                stages = maker.stages(local=local, by_input=view.mode.quirks.holds_addresses)
+                builder = _StageBuilder(family, host, plan, frontend, client, endpoint)
+                stages = builder.build(local=local, by_input=view.mode.quirks.holds_addresses)
                 followed = tuple(stages) if number < MAX_ENDPOINTS_FOLLOWED else ()
                 yield Journey(client, frontend, endpoint, followed, local)
 
 
-class _Stages:
+class _StageBuilder:
     def __init__(
         self,
         family: FamilyView,
@@ -85,8 +85,8 @@ class _Stages:
         self._plan, self._frontend = plan, frontend
         self._client, self._endpoint = client, endpoint
 
-    def stages(self, *, local: bool, by_input: bool) -> Iterator[Stage]:
-        before, after = self._before(), self._after()
+    def build(self, *, local: bool, by_input: bool) -> Iterator[Stage]:
+        before, after = self._build_before(), self._build_after()
         if self._client.kind is ClientKind.NODE:
             yield Stage("output", before, after)
         else:
@@ -101,19 +101,19 @@ class _Stages:
             yield Stage("forward", after, after)
         yield Stage("postrouting", after, after)
 
-    def _common(self) -> dict[PacketField, tuple[bytes, bytes]]:
+    def _list_known(self) -> dict[PacketField, tuple[bytes, bytes]]:
         protocol = bytes((self._plan.port.protocol.value,))
         family = bytes((NFPROTO[self._family.family],))
         known = {PacketField.FAMILY: (family, family), PacketField.PROTOCOL: (protocol, protocol)}
-        source = self._source()
+        source = self._find_source()
         if source is not None:
             known[PacketField.SOURCE] = source
         arriving = self._host.routes.get(self._client.address)
         if arriving is not None and arriving.interface and self._client.kind is not ClientKind.NODE:
-            known[PacketField.IN_INTERFACE] = _name(arriving.interface)
+            known[PacketField.IN_INTERFACE] = _encode_name(arriving.interface)
         return known
 
-    def _source(self) -> tuple[bytes, bytes] | None:
+    def _find_source(self) -> tuple[bytes, bytes] | None:
         address, local = self._client.address, self._family.context.local
         if address:
             return address, address
@@ -125,31 +125,31 @@ class _Stages:
             return cidr.network, cidr.last.to_bytes(len(cidr.network), "big")
         return None
 
-    def _before(self) -> Packet:
-        known = self._common()
-        known[PacketField.DESTINATION_PORT] = _port(self._frontend.port)
+    def _build_before(self) -> Packet:
+        known = self._list_known()
+        known[PacketField.DESTINATION_PORT] = _encode_port(self._frontend.port)
         if self._frontend.address:
             known[PacketField.DESTINATION] = (self._frontend.address, self._frontend.address)
         return Packet(known, {PacketField.CT_STATE: pf.NEW, PacketField.CT_STATUS: 0})
 
-    def _after(self) -> Packet:
-        known = self._common()
-        known[PacketField.DESTINATION_PORT] = _port(self._endpoint.port)
+    def _build_after(self) -> Packet:
+        known = self._list_known()
+        known[PacketField.DESTINATION_PORT] = _encode_port(self._endpoint.port)
         known[PacketField.DESTINATION] = (self._endpoint.address, self._endpoint.address)
         route = self._host.routes.get(self._endpoint.address)
         if route is not None and route.interface:
-            known[PacketField.OUT_INTERFACE] = _name(route.interface)
+            known[PacketField.OUT_INTERFACE] = _encode_name(route.interface)
         return Packet(
             known,
             {PacketField.CT_STATE: pf.NEW | pf.STATE_DNAT, PacketField.CT_STATUS: pf.STATUS_DNAT},
         )
 
 
-def _port(number: int) -> tuple[bytes, bytes]:
+def _encode_port(number: int) -> tuple[bytes, bytes]:
     packed = number.to_bytes(2, "big")
     return packed, packed
 
 
-def _name(interface: str) -> tuple[bytes, bytes]:
+def _encode_name(interface: str) -> tuple[bytes, bytes]:
     padded = interface.encode().ljust(NAME_LENGTH, b"\0")
     return padded, padded

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pointsman.backends.contract import Mode
-from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
+from pointsman.backends.contract import LoopbackNodePort, Mode, PacketQuirks
 from pointsman.explain.target import BadQuestion
 from pointsman.explain.view import FamilyView
 from pointsman.model.addresses import address_from_text, address_text, family_of, is_loopback
@@ -51,7 +50,7 @@ ALL_CLIENTS = tuple(Client(kind) for kind in ClientKind)
 def check_client(text: str, families: Iterable[FamilyView]) -> None:
     """Raise BadQuestion unless `--from TEXT` is a client."""
     known = not text or text in {kind.value for kind in ClientKind} or address_from_text(text) is not None
-    if not known and not any(_addresses_of_pod(text, family) for family in families):
+    if not known and not any(_find_pod_addresses(text, family) for family in families):
         raise BadQuestion(
             f"--from {text!r}: use pod, node, outside, an IP address or the name of a pod that is an endpoint"
         )
@@ -66,13 +65,13 @@ def parse_clients(text: str, view: FamilyView) -> tuple[Client, ...]:
         return (Client(kinds[text]),)
     address = address_from_text(text)
     if address is None:
-        return tuple(Client(_kind_of(one, view), one) for one in _addresses_of_pod(text, view))
+        return tuple(Client(_find_kind(one, view), one) for one in _find_pod_addresses(text, view))
     if family_of(address) is not view.family:
         return ()
-    return (Client(_kind_of(address, view), address),)
+    return (Client(_find_kind(address, view), address),)
 
 
-def _addresses_of_pod(text: str, view: FamilyView) -> list[bytes]:
+def _find_pod_addresses(text: str, view: FamilyView) -> list[bytes]:
     """Where a pod is, by its name or NAMESPACE/NAME, as far as it is an endpoint of some Service."""
     namespace, _, pod = text.rpartition("/")
     return sorted(
@@ -86,7 +85,7 @@ def _addresses_of_pod(text: str, view: FamilyView) -> list[bytes]:
     )
 
 
-def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
+def _find_kind(address: bytes, view: FamilyView) -> ClientKind:
     if address in view.node_addresses or is_loopback(address):
         return ClientKind.NODE
     local = view.context.local
@@ -124,10 +123,10 @@ def _uses_local_endpoints(
         return bool(plan.endpoints.local) or client.kind is ClientKind.OUTSIDE
     if frontend.kind is FrontendKind.CLUSTER_IP:
         return True
-    build_short_circuit = client.kind is ClientKind.NODE or (
+    short_circuits = client.kind is ClientKind.NODE or (
         client.kind is ClientKind.POD and view.context.local.mode is not LocalMode.NONE
     )
-    return not build_short_circuit
+    return not short_circuits
 
 
 def _decide_without_endpoints(
@@ -153,7 +152,7 @@ def compute_state(plan: ServicePlan, view: FamilyView, mode: Mode) -> State:
         for frontend in plan.frontends
         for client in ALL_CLIENTS
     )
-    return state_of(
+    return combine_outcomes(
         Outcome.DROPPED if _is_blocked(client, decision, view) else decision.outcome
         for client, decision in decisions
         if decision.reason is not DecisionReason.SOURCE_RANGES
@@ -161,13 +160,16 @@ def compute_state(plan: ServicePlan, view: FamilyView, mode: Mode) -> State:
 
 
 def _is_blocked(client: Client, decision: Decision, view: FamilyView) -> bool:
-    """Whether this host keeps the connection from every endpoint that is not at its own addresses."""
-    return client.kind in view.blocked and not any(
-        endpoint.address in view.node_addresses for endpoint in decision.endpoints
-    )
+    """Whether this host keeps the connection from every endpoint."""
+    if not view.blocked and not view.unreachable:
+        return False
+    addresses = [endpoint.address for endpoint in decision.endpoints]
+    if client.kind in view.blocked and not any(address in view.node_addresses for address in addresses):
+        return True
+    return bool(view.unreachable and addresses) and view.unreachable.issuperset(addresses)
 
 
-def state_of(outcomes: Iterable[Outcome]) -> State:
+def combine_outcomes(outcomes: Iterable[Outcome]) -> State:
     """Return the state that these outcomes, of every client at every frontend, make up."""
     delivered = [outcome is Outcome.DELIVERED for outcome in outcomes]
     if not any(delivered):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pointsman.explain.checks import error
+from pointsman.explain.checks import build_error
 from pointsman.explain.service_port import (
     EndpointReport,
     Explanation,
@@ -20,6 +20,7 @@ from pointsman.model.decision import State
 from pointsman.model.findings import Code, Finding
 from pointsman.model.service import Protocol
 from pointsman.wording.findings import describe
+from pointsman.wording.outcomes import describe_outcome
 
 MAX_PLACES = 200
 """Connections of one probe; further endpoints are not tried."""
@@ -68,34 +69,48 @@ def _add_to_port(port: ServicePortReport, attempts: Mapping[Place, Attempt]) -> 
     def find_result(text: str) -> ProbeResult | None:
         place = parse_place(text, port.protocol)
         attempt = attempts.get(place) if place is not None else None
-        return None if attempt is None else ProbeResult(text, attempt.reached, attempt_text(attempt))
+        return None if attempt is None else ProbeResult(text, attempt.reached, render_attempt(attempt))
 
     endpoints: tuple[EndpointReport, ...] = tuple(
         msgspec.structs.replace(endpoint, probe=find_result(endpoint.address)) for endpoint in port.endpoints
     )
-    frontends = tuple(_add_to_frontend(frontend, find_result) for frontend in port.frontends)
+    failed = {e.address for e in endpoints if e.probe is not None and e.probe.outcome in _ENDPOINT_CODES}
+    frontends = tuple(_add_to_frontend(frontend, find_result, failed) for frontend in port.frontends)
     used = [e.probe for e in endpoints if e.probe is not None and any(use.used for use in e.uses)]
     findings = list(_check_results(_ENDPOINT_CODES, used))
     if not findings:
         served = [probe for f in frontends for probe in f.probes if _is_served(f)]
         findings += _check_results(_FRONTEND_CODES, served)
-    failed = bool(findings) and port.is_healthy
     return msgspec.structs.replace(
         port,
         endpoints=endpoints,
         frontends=frontends,
         findings=(*port.findings, *map(describe, findings)),
-        state=State.PARTIAL if failed else port.state,
+        state=_lower_state(port.state, used, failed) if findings else port.state,
     )
 
 
+def _lower_state(state: State, used: Sequence[ProbeResult], failed: Container[str]) -> State:
+    """Return the state of a service port with probes that failed."""
+    if used and all(probe.place in failed for probe in used):
+        return State.DOWN
+    return State.PARTIAL if state is State.HEALTHY else state
+
+
 def _add_to_frontend(
-    frontend: FrontendReport, find_result: Callable[[str], ProbeResult | None]
+    frontend: FrontendReport, find_result: Callable[[str], ProbeResult | None], failed: Container[str]
 ) -> FrontendReport:
     if not frontend.asked:
         return frontend
     results = (find_result(place) for place in frontend.places)
-    return msgspec.structs.replace(frontend, probes=tuple(result for result in results if result is not None))
+    return msgspec.structs.replace(
+        frontend,
+        probes=tuple(result for result in results if result is not None),
+        outcomes=tuple(
+            describe_outcome(outcome, sum(endpoint in failed for endpoint in outcome.endpoints))
+            for outcome in frontend.outcomes
+        ),
+    )
 
 
 def _is_served(frontend: FrontendReport) -> bool:
@@ -103,7 +118,7 @@ def _is_served(frontend: FrontendReport) -> bool:
     return all(outcome.is_delivered or outcome.is_restricted for outcome in frontend.outcomes)
 
 
-def attempt_text(attempt: Attempt) -> str:
+def render_attempt(attempt: Attempt) -> str:
     """Return how a connection ended."""
     milliseconds = attempt.seconds * 1000
     return {
@@ -122,4 +137,4 @@ def _check_results(codes: Mapping[Reached, Code], results: Iterable[ProbeResult]
         failed = [result for result in every if result.outcome is reached]
         if failed:
             places = tuple(result.place for result in failed)
-            yield error(code, places=places, detail=failed[0].message)
+            yield build_error(code, places=places, detail=failed[0].message)

@@ -59,7 +59,7 @@ def find_results(
 ) -> list[RuleResult]:
     """Return everything that may happen to the packet in this base chain, in the order of its rules."""
     walk = _Walk(chains, packet)
-    falls, sure = walk.through(chain.table, chain.rules, sure=True, depth=0)
+    falls, sure = walk.follow(chain.table, chain.rules, sure=True, depth=0)
     if falls:
         walk.found.append(RuleResult(chain.policy, None, sure))
     return walk.found
@@ -83,20 +83,18 @@ class _Walk:
         self._entered = 0
         self.found: list[RuleResult] = []
 
-    def through(
-        self, table: str, rules: Sequence[FilterRule], *, sure: bool, depth: int
-    ) -> tuple[bool, bool]:
-        """Whether the packet may come out at the end of these rules, and whether it is sure to."""
+    def follow(self, table: str, rules: Sequence[FilterRule], *, sure: bool, depth: int) -> tuple[bool, bool]:
+        """Return whether the packet may come out at the end of these rules, and whether it is sure to."""
         escapes = False
-        for rule, outcome in self._concerning(rules):
+        for rule, outcome in self._select_rules(rules):
             certain = sure and outcome
             if rule.action is Action.RETURN:
                 if outcome:
                     return True, sure
                 escapes, sure = True, False
             elif rule.action in (Action.JUMP, Action.GOTO):
-                falls, still = self._into(table, rule, sure=certain, depth=depth)
-                sure = sure and (still if outcome else not self._ends_somewhere(table, rule))
+                falls, still = self._enter(table, rule, sure=certain, depth=depth)
+                sure = sure and (still if outcome else not self._has_verdict(table, rule))
                 if outcome and (not falls or rule.action is Action.GOTO):
                     return escapes or falls, sure
             else:
@@ -108,8 +106,8 @@ class _Walk:
                 sure = False
         return True, sure
 
-    def _concerning(self, rules: Sequence[FilterRule]) -> Iterator[tuple[FilterRule, bool]]:
-        """Rules that decide something and are met: True for certainly, False for perhaps."""
+    def _select_rules(self, rules: Sequence[FilterRule]) -> Iterator[tuple[FilterRule, bool]]:
+        """Yield the rules that decide something and match: True for certainly, False for perhaps."""
         for rule in rules:
             if rule.action is Action.PASS:
                 continue
@@ -117,7 +115,7 @@ class _Walk:
             if False not in outcomes:
                 yield rule, None not in outcomes
 
-    def _into(self, table: str, rule: FilterRule, *, sure: bool, depth: int) -> tuple[bool, bool]:
+    def _enter(self, table: str, rule: FilterRule, *, sure: bool, depth: int) -> tuple[bool, bool]:
         target = self._chains.get((table, rule.target))
         self._entered += 1
         if target is None or depth >= _MAX_DEPTH or self._entered > _MAX_CHAINS_ENTERED:
@@ -125,9 +123,9 @@ class _Walk:
             self.found.append(RuleResult(Action.ACCEPT, rule, certain=False))
             return True, False
         before = len(self.found)
-        falls, still = self.through(table, target.rules, sure=sure, depth=depth + 1)
+        falls, still = self.follow(table, target.rules, sure=sure, depth=depth + 1)
         return falls, still and len(self.found) == before
 
-    def _ends_somewhere(self, table: str, rule: FilterRule) -> bool:
+    def _has_verdict(self, table: str, rule: FilterRule) -> bool:
         target = self._chains.get((table, rule.target))
         return target is None or any(inner.action is not Action.PASS for inner in target.rules)

@@ -37,6 +37,19 @@ class ProbeResult(msgspec.Struct, frozen=True, rename="camel"):
     message: str
 
 
+class Traffic(msgspec.Struct, frozen=True, rename="camel"):
+    """Connections of a service port or of one endpoint, between two readings of the kernel."""
+
+    open: int
+    """Connections that are established now; of UDP, flows that were answered."""
+    connections_per_second: float | None
+    """None where they are not counted."""
+    counted: bool = False
+    """By the kernel; otherwise short connections are missed."""
+    share: float = 0.0
+    """Of an endpoint: of the new connections where they are counted, else of the open ones."""
+
+
 class EndpointReport(msgspec.Struct, frozen=True, rename="camel"):
     """One endpoint of a service port."""
 
@@ -55,6 +68,8 @@ class EndpointReport(msgspec.Struct, frozen=True, rename="camel"):
     share: float | None = None
     """Of new connections; only in explanations, and only where they are not spread evenly."""
     probe: ProbeResult | None = None
+    traffic: Traffic | None = None
+    """Only in `top`."""
 
 
 class FrontendReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -130,6 +145,8 @@ class ServicePortReport(msgspec.Struct, frozen=True, rename="camel"):
     total: int
     local: int
     """Endpoints on this node."""
+    type: str = ""
+    """Of the Service: ClusterIP, NodePort or LoadBalancer."""
     affinity_seconds: int = 0
     topology: str = ""
     """The hints that select endpoints: PreferSameZone or PreferSameNode; empty for none."""
@@ -141,6 +158,8 @@ class ServicePortReport(msgspec.Struct, frozen=True, rename="camel"):
     """New endpoints get a growing share; only in explanations."""
     resets_gone: bool = False
     """Connections to endpoints that are in no slice any more are reset."""
+    keeps_draining: bool = False
+    """UDP flows stay on terminating endpoints until those are in no slice."""
     findings: tuple[Finding, ...] = ()
     endpoints: tuple[EndpointReport, ...] = ()
     """Only in explanations and in lists with details."""
@@ -148,6 +167,8 @@ class ServicePortReport(msgspec.Struct, frozen=True, rename="camel"):
     """It exists no more; only in `list --watch`."""
     kernel: KernelReport = KernelReport(KernelState.NOT_CHECKED)
     host: HostReport = HostReport(HostState.NOT_CHECKED)
+    traffic: Traffic | None = None
+    """Only in `top`."""
 
     @property
     def identity(self) -> Identity:
@@ -166,6 +187,11 @@ class ServicePortReport(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def is_healthy(self) -> bool:
         return self.state is State.HEALTHY
+
+    @property
+    def measured(self) -> Traffic:
+        """Its traffic; none where it was not measured."""
+        return self.traffic or Traffic(0, None)
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):

@@ -13,6 +13,9 @@ FORMS = (
     "or IP, IP:PORT, [IPv6]:PORT or :NODEPORT"
 )
 
+EVERYWHERE = "*"
+"""The namespace that stands for all."""
+
 _SERVICE_KINDS = frozenset(("svc", "service", "services"))
 _POD_KINDS = frozenset(("po", "pod", "pods"))
 _SCHEMES = {"http": "80", "https": "443"}
@@ -50,7 +53,15 @@ class Target(msgspec.Struct, frozen=True):
     """The name can only be a pod's."""
 
 
-def target_from_text(text: str, namespace: str = "") -> Target:
+def drop_kind(name: str) -> str:
+    """Return the name of a Service without the kind that kubectl puts before it: `svc/web`, `shop/service/web`."""
+    *parts, last = name.split("/")
+    if parts and parts[-1] in _SERVICE_KINDS:
+        parts.pop()
+    return "/".join((*parts, last))
+
+
+def parse_target(text: str, namespace: str = "") -> Target:
     """The target; `namespace` is where a name without one is looked for. Raises BadQuestion with the accepted forms."""
     body, port = _without_scheme(text.strip())
     protocol = None
@@ -59,14 +70,14 @@ def target_from_text(text: str, namespace: str = "") -> Target:
         body, protocol = head, Protocol[tail.upper()]
     if not body:
         raise BadQuestion(f"{text!r} names nothing: {FORMS}")
-    found = _address_and_port(body)
+    found = _parse_address(body)
     if found is not None:
         address, number = found
         return Target(text=text, address=address, number=number or int(port or 0), protocol=protocol)
     name, colon, own_port = body.partition(":")
     if (colon and not own_port) or ":" in own_port or "[" in body or "]" in body:
-        raise _unclear(text)
-    target = _named(text, name, own_port or port, protocol)
+        raise _build_unclear(text)
+    target = _parse_name(text, name, own_port or port, protocol)
     return msgspec.structs.replace(target, namespace=target.namespace or namespace)
 
 
@@ -82,27 +93,27 @@ def _without_scheme(text: str) -> tuple[str, str]:
     return host, "" if has_port else _SCHEMES[scheme.lower()]
 
 
-def _named(text: str, name: str, port: str, protocol: Protocol | None) -> Target:
+def _parse_name(text: str, name: str, port: str, protocol: Protocol | None) -> Target:
     parts = name.split("/")
     if not all(parts) or len(parts) > 3:
-        raise _unclear(text)
+        raise _build_unclear(text)
     is_service = is_pod = False
     if len(parts) > 1 and parts[-2] in _SERVICE_KINDS | _POD_KINDS:
         kind = parts.pop(-2)
         is_service, is_pod = kind in _SERVICE_KINDS, kind in _POD_KINDS
     if len(parts) > 2:
-        raise _unclear(text)
+        raise _build_unclear(text)
     namespace = parts[0] if len(parts) == 2 else ""
     target = Target(text, namespace, parts[-1], port, protocol=protocol, pod=is_pod)
-    return target if namespace or is_pod or is_service else _dotted(target)
+    return target if namespace or is_pod or is_service else _parse_dns_name(target)
 
 
-def _dotted(target: Target) -> Target:
+def _parse_dns_name(target: Target) -> Target:
     """The Service behind a DNS name, whatever the cluster's domain: `[_port._protocol.|POD.]SERVICE.NAMESPACE[.svc[.DOMAIN]]`."""
     name, port, protocol = target.service.rstrip("."), target.port, target.protocol
     labels = name.split(".")
     if not all(labels):
-        raise _unclear(target.text)
+        raise _build_unclear(target.text)
     if len(labels) == 1:
         return msgspec.structs.replace(target, service=name)
     if len(labels) > 3 and labels[0].startswith("_") and labels[1][1:].upper() in Protocol.__members__:
@@ -119,11 +130,11 @@ def _dotted(target: Target) -> Target:
     )
 
 
-def _unclear(text: str) -> BadQuestion:
+def _build_unclear(text: str) -> BadQuestion:
     return BadQuestion(f"cannot understand {text!r}: {FORMS}")
 
 
-def _address_and_port(text: str) -> tuple[bytes, int] | None:
+def _parse_address(text: str) -> tuple[bytes, int] | None:
     """Address and port where the text means one; port 0 stands for any. Raises BadQuestion for a mistyped one."""
     whole = address_from_text(text.removeprefix("[").removesuffix("]"))
     if whole is not None:
@@ -131,8 +142,8 @@ def _address_and_port(text: str) -> tuple[bytes, int] | None:
     host, port_text = split_host_port(text) or (text, "")
     address = address_from_text(host) if host else b""
     if address is None:
-        if _meant_as_address(host):
-            raise BadQuestion(f"{host!r} is not an IP address{_flaw(host)}")
+        if _is_like_address(host):
+            raise BadQuestion(f"{host!r} is not an IP address{_find_flaw(host)}")
         return None
     port = port_from_text(port_text)
     if not port:
@@ -142,13 +153,13 @@ def _address_and_port(text: str) -> tuple[bytes, int] | None:
     return address, port
 
 
-def _meant_as_address(host: str) -> bool:
+def _is_like_address(host: str) -> bool:
     """No name looks like this: only digits and dots, or colons as in IPv6."""
     digits = host.replace(".", "")
     return (digits != host and digits.isascii() and digits.isdigit()) or "::" in host or host.count(":") > 2
 
 
-def _flaw(host: str) -> str:
+def _find_flaw(host: str) -> str:
     if ":" in host:
         return ": write IPv6 as fd00::1 or [fd00::1]:80"
     parts = host.split(".")

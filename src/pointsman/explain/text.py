@@ -14,8 +14,9 @@ from pointsman.explain.service_port import (
 )
 from pointsman.machine.reach import Reached
 from pointsman.model.balancing import Scheduler
+from pointsman.model.decision import State
 from pointsman.model.findings import Finding
-from pointsman.screen import PLAIN, Screen, laid_out
+from pointsman.screen import PLAIN, Screen, lay_out
 from pointsman.text import join_some
 from pointsman.wording.findings import render_finding, render_message
 from pointsman.wording.outcomes import render_client
@@ -40,7 +41,7 @@ _KERNEL = {
 }
 
 
-def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
+def render_explanation(explanation: Explanation, screen: Screen = PLAIN) -> str:
     """Return the whole answer, ending with a newline."""
     source = "the running proxy" if explanation.live else "manifests"
     lines = [f"{explanation.question} on node {explanation.node}, {explanation.mode} mode, from {source}"]
@@ -48,22 +49,27 @@ def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
     for port in explanation.ports:
         lines += ["", *_render_port(port)]
     lines += ["", *_conclude(explanation)]
-    return laid_out(lines, screen)
+    return lay_out(lines, screen)
 
 
 def _conclude(explanation: Explanation) -> Iterator[str]:
     if not explanation.ports:
         yield "Result: no Service answers here."
+    elif all(port.state is State.DOWN for port in explanation.ports):
+        usable = any(port.usable for port in explanation.ports)
+        yield f"Result: all connections fail{'' if usable else ': no usable endpoint'}; see above."
     elif not explanation.is_healthy:
         yield "Result: some connections fail; see above."
-    elif _all_connected(explanation):
+    elif _has_all_connected(explanation):
         yield "Result: connections are delivered to endpoints, and all probes from this node connected."
     else:
         yield "Result: connections are delivered to endpoints. If clients still fail, check the endpoints:"
         yield "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?"
+    if explanation.live and explanation.ports and not explanation.is_healthy:
+        yield f"When it changed: pointsman events {' '.join(dict.fromkeys(port.service for port in explanation.ports))}"
 
 
-def _all_connected(explanation: Explanation) -> bool:
+def _has_all_connected(explanation: Explanation) -> bool:
     """Whether every endpoint in use was connected to."""
     used = [e.probe for port in explanation.ports for e in port.endpoints if any(use.used for use in e.uses)]
     return bool(used) and all(probe is not None and probe.outcome is Reached.CONNECTED for probe in used)
@@ -89,6 +95,8 @@ def _render_port(port: ServicePortReport) -> Iterator[str]:
         yield f"  Balancing: {_render_balancing(port)}"
     if port.resets_gone:
         yield "  Removed endpoints: a connection to one is reset with the client's next packet"
+    if port.keeps_draining:
+        yield "  Terminating endpoints: a UDP flow to one stays there until it is removed, even if it no longer serves"
     if port.affinity_seconds:
         yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
     if port.topology_target:

@@ -9,7 +9,7 @@ import msgspec
 from pointsman.explain.service_port import Explanation
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.machine.trace import Header, TraceEvent
-from pointsman.screen import PLAIN, Screen, laid_out
+from pointsman.screen import PLAIN, Screen, lay_out
 from pointsman.wording.outcomes import describe_endpoint
 
 _HOOKS = {
@@ -86,7 +86,7 @@ class TraceReport(msgspec.Struct, frozen=True, rename="camel"):
     """What cannot be followed."""
 
 
-def report_of(
+def build_trace_report(
     question: str,
     events: Sequence[TraceEvent],
     chains: Mapping[tuple[str, str], FilterChain],
@@ -97,13 +97,13 @@ def report_of(
     """The way of the first packet among the events; `chains` has every chain they name, with its rules."""
     theirs = [event for event in events if not event.ours]
     first = [event for event in theirs if event.packet == theirs[0].packet]
-    acts = [_act(event, chains.get((event.table, event.chain))) for event in first]
-    stages = tuple(_stages(acts, interfaces, explanation))
+    acts = [_find_act(event, chains.get((event.table, event.chain))) for event in first]
+    stages = tuple(_build_stages(acts, interfaces, explanation))
     passed = not any(act.action in _ENDS for act in acts)
-    return TraceReport(question, stages, passed, _result(stages, acts), notes=notes)
+    return TraceReport(question, stages, passed, _render_result(stages, acts), notes=notes)
 
 
-def _stages(
+def _build_stages(
     acts: Iterable[_Act], interfaces: Mapping[int, str], explanation: Explanation
 ) -> Iterator[TraceStage]:
     current: TraceStage | None = None
@@ -113,7 +113,7 @@ def _stages(
         event, chain = act.event, act.chain
         hook = chain.hook if chain is not None and chain.hook else hook
         header = event.header or header
-        if current is None or (hook, header.source, header.destination) != _place(current):
+        if current is None or (hook, header.source, header.destination) != _find_place(current):
             if current is not None:
                 yield current
             current = TraceStage(
@@ -122,28 +122,28 @@ def _stages(
                 header.destination,
                 interfaces.get(event.in_interface, ""),
                 interfaces.get(event.out_interface, ""),
-                _belongs(header.destination, explanation),
+                _find_owner(header.destination, explanation),
                 (),
             )
-        if _changes_something(event):
+        if _is_effective(event):
             step = TraceStep(event.table, event.chain, act.rule, act.verdict)
             current = msgspec.structs.replace(current, steps=(*current.steps, step))
     if current is not None:
         yield current
 
 
-def _place(stage: TraceStage) -> tuple[str, str, str]:
+def _find_place(stage: TraceStage) -> tuple[str, str, str]:
     return stage.hook, stage.source, stage.destination
 
 
-def _changes_something(event: TraceEvent) -> bool:
+def _is_effective(event: TraceEvent) -> bool:
     """Not so the end of a chain, nor a policy that accepts."""
     if event.by_policy:
         return event.action is not Action.ACCEPT
     return bool(event.handle) or event.action not in (Action.RETURN, Action.PASS)
 
 
-def _act(event: TraceEvent, chain: FilterChain | None) -> _Act:
+def _find_act(event: TraceEvent, chain: FilterChain | None) -> _Act:
     if event.by_policy:
         return _Act(event, chain, "", event.action)
     rules = [rule for rule in (chain.rules if chain else ()) if rule.handle == event.handle]
@@ -162,7 +162,7 @@ def _find_action(event: TraceEvent, rule: FilterRule) -> Action:
     return event.action
 
 
-def _belongs(destination: str, explanation: Explanation) -> str:
+def _find_owner(destination: str, explanation: Explanation) -> str:
     for port in explanation.ports:
         for frontend in port.frontends:
             if destination in frontend.places:
@@ -175,7 +175,7 @@ def _belongs(destination: str, explanation: Explanation) -> str:
     return ""
 
 
-def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
+def _render_result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
     end = next((act for act in acts if act.action in _ENDS), None)
     if end is not None:
         rule = f", by its rule `{end.rule}`" if end.rule else ""
@@ -194,19 +194,19 @@ def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
     return f"{became}{masked}{way}"
 
 
-def trace_text(report: TraceReport, screen: Screen = PLAIN) -> str:
+def render_trace(report: TraceReport, screen: Screen = PLAIN) -> str:
     """For a terminal, ending with a newline."""
     lines = [report.question]
     for stage in report.stages:
-        lines += ["", *_stage_lines(stage)]
+        lines += ["", *_render_stage(stage)]
     lines += ["", f"{'✓' if report.passed else '✗'} Result: {report.result}"]
     if report.connection:
         lines.append(f"Connection: {report.connection}")
     lines += [f"! {note}" for note in report.notes]
-    return laid_out(lines, screen)
+    return lay_out(lines, screen)
 
 
-def _stage_lines(stage: TraceStage) -> Iterator[str]:
+def _render_stage(stage: TraceStage) -> Iterator[str]:
     ways = [("in by", stage.in_interface), ("out by", stage.out_interface)]
     interfaces = "".join(f", {word} {name}" for word, name in ways if name)
     belongs = f" ({stage.belongs_to})" if stage.belongs_to else ""

@@ -44,6 +44,8 @@ class FamilyView(msgspec.Struct, frozen=True):
     """Kernel against plans; None when not checked."""
     blocked: frozenset[ClientKind] = frozenset()
     """Clients of which no connection to another host or pod gets through this node: forwarding is off, or all is dropped."""
+    unreachable: frozenset[bytes] = frozenset()
+    """Addresses of endpoints without a route."""
     host: HostFacts | None = None
     """What the host does beside the proxy's rules; None when not checked."""
 

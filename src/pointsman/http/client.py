@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from pointsman.http.connector import Connection, Connector
@@ -78,13 +79,14 @@ class HttpClient:
         return exchange
 
     async def _share(self, connection: Connection, connector: Connector) -> Http2Connection:
-        from pointsman.http.http2 import Http2Connection
+        # Only where it is needed, and on a thread: h2 takes longer to import than a callback of the event loop may.
+        http2 = await asyncio.to_thread(importlib.import_module, "pointsman.http.http2")
 
         def forget() -> None:
             self._open.discard(shared)
             self._shared = [other for other in self._shared if other is not shared]
 
-        shared = Http2Connection(connection, connector, forget)
+        shared: Http2Connection = http2.Http2Connection(connection, connector, forget)
         self._open.add(shared)
         try:
             await shared.wait_ready()

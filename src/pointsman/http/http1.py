@@ -66,7 +66,7 @@ class Http1Exchange:
         """
         found: list[bytes | bytearray] = []
         while self._http.their_state is h11.SEND_BODY:
-            event = _next_event(self._http)
+            event = _take_event(self._http)
             if isinstance(event, h11.Data):
                 found.append(event.data)
             elif event is None and found:
@@ -88,14 +88,14 @@ async def send_connect(connection: Connection, authority: str, headers: list[tup
 async def _read_head(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Response:
     """Return status and headers of the response; informational responses are skipped."""
     while True:
-        event = _next_event(http)
+        event = _take_event(http)
         if event is None:
             http.receive_data(await reader.read(READ_BYTES))
         elif isinstance(event, h11.Response):
             return event
 
 
-def _next_event(http: h11.Connection) -> h11.Event | None:
+def _take_event(http: h11.Connection) -> h11.Event | None:
     """Return the next event in the received data; None when more is needed."""
     in_body = http.their_state is h11.SEND_BODY
     try:

@@ -103,7 +103,7 @@ class Http2Connection:
             raise
         return Response(
             status,
-            _phrase(status),
+            _find_phrase(status),
             head,
             receive=lambda: self._receive(number, stream),
             close=lambda: self._close_stream(number),
@@ -207,14 +207,14 @@ class Http2Connection:
         stream = self._streams.get(event.stream_id)
         if stream is None:
             return
-        message = f"the server reset the stream ({_error_name(event.error_code)})"
+        message = f"the server reset the stream ({_format_error(event.error_code)})"
         is_refused = event.error_code == ErrorCodes.REFUSED_STREAM
         stream.end((NotProcessed if is_refused else ConnectionLost)(message))
         self._window_opened.set()
 
     def _handle_goaway(self, event: ConnectionTerminated) -> None:
         """Streams up to the last one that the server names continue; the others were not processed."""
-        message = f"the server closed the connection (GOAWAY, {_error_name(event.error_code)})"
+        message = f"the server closed the connection (GOAWAY, {_format_error(event.error_code)})"
         last = event.last_stream_id or 0
         for number, stream in self._streams.items():
             if number > last:
@@ -349,7 +349,7 @@ def _parse_status(headers: Headers) -> int:
     return int(text)
 
 
-def _phrase(status: int) -> str:
+def _find_phrase(status: int) -> str:
     """HTTP/2 has no reason phrases."""
     try:
         return HTTPStatus(status).phrase
@@ -357,5 +357,5 @@ def _phrase(status: int) -> str:
         return ""
 
 
-def _error_name(code: ErrorCodes | int | None) -> str:
+def _format_error(code: ErrorCodes | int | None) -> str:
     return code.name if isinstance(code, ErrorCodes) else f"error {code}"

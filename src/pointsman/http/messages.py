@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote, urlencode
-
-from pointsman.http.content_encoding import BadEncoding, decoder_for
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of the status line and the headers of a response."""
 READ_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 256 * 1024
+"""Of a decoded body. A few kilobytes of gzip can expand to gigabytes: no step yields more than one piece, so that the caller can stop at
+its limit."""
 _SAFE_IN_PATH: Final = "/:@!$&'()*+,;="
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
@@ -38,6 +40,10 @@ class ConnectionLost(HttpError):
 
 class NotProcessed(ConnectionLost):
     """The server did not process the request: it may be sent again, whatever its method."""
+
+
+class BadEncoding(ValueError):
+    """The body is not what its Content-Encoding says."""
 
 
 class Headers(Mapping[str, str]):
@@ -108,7 +114,7 @@ class Response:
         """End the exchange at once: the rest of the body is not waited for."""
         self._receive = receive
         self._accepts_gzip = accepts_gzip
-        self._decoder = None if "Content-Encoding" in headers else decoder_for("", accepts_gzip=False)
+        self._decoder = None if "Content-Encoding" in headers else choose_decoder("", accepts_gzip=False)
         self._pieces: Iterator[bytes] = iter(())
 
     @property
@@ -123,7 +129,9 @@ class Response:
         await asyncio.sleep(0)
         with raise_http_errors():
             if self._decoder is None:
-                self._decoder = decoder_for(self.headers["Content-Encoding"], accepts_gzip=self._accepts_gzip)
+                self._decoder = choose_decoder(
+                    self.headers["Content-Encoding"], accepts_gzip=self._accepts_gzip
+                )
             while True:
                 for piece in self._pieces:
                     if piece:
@@ -133,6 +141,62 @@ class Response:
                     self._decoder.finish()
                     return b""
                 self._pieces = self._decoder.feed(data)
+
+
+class Decoder(Protocol):
+    """Turns the bytes on the wire, in order, into those of the body."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Return the pieces that this chunk completes."""
+
+    def finish(self) -> None:
+        """Must be called after the last chunk; raises BadEncoding when something is missing."""
+
+
+def choose_decoder(content_encoding: str, *, accepts_gzip: bool) -> Decoder:
+    """Return the decoder for a Content-Encoding header. Raises BadEncoding for one that was not requested."""
+    match content_encoding.strip().lower():
+        case "" | "identity":
+            return _Identity()
+        case "gzip" | "x-gzip" if accepts_gzip:
+            return _Gzip()
+    raise BadEncoding(f"Content-Encoding {content_encoding!r} was not requested")
+
+
+class _Identity:
+    """No encoding."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        return iter((data,))
+
+    def finish(self) -> None:
+        """The end of the body is marked by HTTP."""
+
+
+class _Gzip:
+    """One gzip member or several, as the format allows: API servers end one after each watch event.
+
+    No decompressor, with its window of 32 KiB, is kept between two members.
+    """
+
+    def __init__(self) -> None:
+        self._member: zlib._Decompress | None = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        piece = b""
+        while data or (len(piece) == PIECE_BYTES and self._member is not None):
+            member = self._member or zlib.decompressobj(16 + zlib.MAX_WBITS)
+            try:
+                piece = member.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise BadEncoding(f"not valid gzip: {error}") from error
+            self._member = None if member.eof else member
+            data = member.unused_data if member.eof else member.unconsumed_tail
+            yield piece
+
+    def finish(self) -> None:
+        if self._member is not None:
+            raise BadEncoding("gzip data ends early")
 
 
 @contextmanager

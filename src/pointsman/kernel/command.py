@@ -49,7 +49,7 @@ class SystemCommands:
 
     def __init__(self) -> None:
         self._environment = {
-            "PATH": _search_path(os.environ.get("PATH", "")),
+            "PATH": _build_search_path(os.environ.get("PATH", "")),
             "LC_ALL": "C",
             **{
                 name: os.environ[name]
@@ -81,7 +81,7 @@ class SystemCommands:
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def _search_path(inherited: str) -> str:
+def _build_search_path(inherited: str) -> str:
     directories = [part for part in inherited.split(os.pathsep) if part.startswith("/")]
     directories += [part for part in _SYSTEM_DIRECTORIES if part not in directories]
     return os.pathsep.join(directories)

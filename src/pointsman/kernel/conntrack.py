@@ -11,13 +11,12 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import netlink, tracked_flows
-from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
-from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Opened, Wanted, selection
+from pointsman.kernel.netlink import Closable, Message, NetlinkSocket, Reply
+from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Sighting, Wanted, selection
 from pointsman.model.addresses import Family
 
 _SUBSYSTEM: Final = 1 << 8
@@ -48,7 +47,7 @@ class DeadlinePassed(FlowsLeft):
         super().__init__(message, errno.ETIMEDOUT, deleted)
 
 
-class ConntrackTable:
+class ConntrackTable(Closable):
     """The table of one IP family in this network namespace. Not thread-safe; open one per use."""
 
     def __init__(
@@ -64,12 +63,7 @@ class ConntrackTable:
         self._decoder = FlowDecoder(family)
         self._socket = open_socket(netlink.NETLINK_NETFILTER)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
@@ -87,17 +81,17 @@ class ConntrackTable:
         self._ask(query, take, expired)
         return found
 
-    def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:
-        """Count the open flows that match the query, by client and endpoint; raises as `flows` does."""
-        counts: Counter[Opened] = Counter()
+    def sightings(
+        self, query: FlowQuery, take: Callable[[Sighting], None], expired: Expired = lambda: False
+    ) -> None:
+        """Hand every flow that matches the query to `take`; raises as `flows` does."""
 
-        def take(payload: bytes) -> None:
-            opened = self._decoder.opened(payload, query)
-            if opened is not None:
-                counts[opened] += 1
+        def decode(payload: bytes) -> None:
+            sighting = self._decoder.sight(payload, query)
+            if sighting is not None:
+                take(sighting)
 
-        self._ask(query, take, expired)
-        return counts
+        self._ask(query, decode, expired)
 
     def _ask(self, query: FlowQuery, take: Take, expired: Expired) -> None:
         """Hand the flows that match to `take`, selected by the kernel where it can, and others where it cannot."""
@@ -130,7 +124,7 @@ class ConntrackTable:
         for start in range(0, len(flows), _DELETES_PER_CHECK):
             if expired():
                 raise DeadlinePassed(f"{start} of {len(flows)} deletions done in the time allowed", deleted)
-            messages = [self._deletion(flow) for flow in flows[start : start + _DELETES_PER_CHECK]]
+            messages = [self._encode_deletion(flow) for flow in flows[start : start + _DELETES_PER_CHECK]]
             for reply in self._socket.request(messages):
                 if reply.ok:
                     deleted += 1
@@ -139,13 +133,13 @@ class ConntrackTable:
         if refused:
             worst = min(refused, key=lambda reply: reply.errno == errno.EBUSY)
             what = f"delete {refused.total()} of {len(flows)} tracked flows"
-            error = netlink.kernel_error(worst.errno, what, worst.text, needs=_NEEDS)
+            error = netlink.build_kernel_error(worst.errno, what, worst.text, needs=_NEEDS)
             raise FlowsLeft(str(error), worst.errno, deleted)
         return deleted
 
     def still_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
         """Those of these flows that are still there and on which no packet has come back by now."""
-        replies = self._socket.request([self._naming(_GET, flow) for flow in flows])
+        replies = self._socket.request([self._encode_request(_GET, flow) for flow in flows])
         return [
             flow
             for flow, reply in zip(flows, replies, strict=True)
@@ -156,13 +150,13 @@ class ConntrackTable:
         query = FlowQuery(flow.protocol, flow.destination, flow.destination_port, unreplied=True)
         return self._decoder.decoded(payload, query, lambda *_: True) == flow
 
-    def _naming(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
+    def _encode_request(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
         """A request about exactly this flow."""
         named = tracked_flows.original_tuple(self.family, flow)
         return Message(kind, 0, tracked_flows.header(self.family) + named + more)
 
-    def _deletion(self, flow: Flow) -> Message:
-        return self._naming(_DELETE, flow, tracked_flows.identity(flow))
+    def _encode_deletion(self, flow: Flow) -> Message:
+        return self._encode_request(_DELETE, flow, tracked_flows.identity(flow))
 
     def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
         """Stream the answers, so that a large table costs no memory for flows that do not match.
@@ -182,7 +176,7 @@ class ConntrackTable:
                 if answer.kind in (netlink.NLMSG_DONE, netlink.NLMSG_ERROR):
                     reply = netlink.parse_reply(answer)
                     if reply.errno:
-                        raise netlink.kernel_error(
+                        raise netlink.build_kernel_error(
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS
                         )
                     return

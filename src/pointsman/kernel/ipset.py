@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
-from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
-from pointsman.kernel.netlink import Message, NetlinkSocket
+from pointsman.kernel.ipvs_objects import SetEntry, SetHeader, SetType
+from pointsman.kernel.netlink import Closable, Message, NetlinkSocket
 from pointsman.model.addresses import Family
 
 NEEDS = "CONFIG_IP_SET and the set types (modules ip_set, ip_set_hash_*, ip_set_bitmap_port)"
@@ -46,13 +46,13 @@ _PRIVATE_ERRORS = {
 }
 
 
-def _message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
+def _build_message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
     header = struct.pack(">BBH", family, 0, 0)
     version = nla.u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
     return Message((SUBSYSTEM << 8) | command, flags, header + version + b"".join(attributes))
 
 
-def _address(kind: int, address: bytes) -> bytes:
+def _encode_address(kind: int, address: bytes) -> bytes:
     inner = ADDRESS_V4 if len(address) == 4 else ADDRESS_V6
     return nla.nested(kind, nla.attribute(inner | _NET_ORDER, address))
 
@@ -61,13 +61,13 @@ def encode_entry(entry: SetEntry) -> bytes:
     """Return the attributes of one entry."""
     parts = []
     if entry.address:
-        parts.append(_address(DATA_IP, entry.address))
+        parts.append(_encode_address(DATA_IP, entry.address))
     if entry.port or entry.protocol:
         parts.append(nla.attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
     if entry.protocol:
         parts.append(nla.u8(DATA_PROTOCOL, entry.protocol))
     if entry.second:
-        parts.append(_address(DATA_IP2, entry.second))
+        parts.append(_encode_address(DATA_IP2, entry.second))
     if entry.prefix:
         parts.append(nla.u8(DATA_CIDR2, entry.prefix))
     return b"".join(parts)
@@ -83,7 +83,7 @@ def encode_entries(command: int, name: str, entries: Sequence[SetEntry]) -> Mess
         )
         for n, entry in enumerate(entries, 1)
     ]
-    return _message(
+    return _build_message(
         command,
         nla.text(ATTR_NAME, name),
         nla.nested(ATTR_ENTRIES, *lines),
@@ -97,20 +97,20 @@ def decode_entry(data: bytes, kind: SetType) -> SetEntry:
     port = int.from_bytes(fields.get(DATA_PORT, b""), "big")
     if kind is SetType.BITMAP_PORT:
         return SetEntry(port=port)
-    address = _listed_address(fields[DATA_IP])
+    address = _parse_address(fields[DATA_IP])
     if kind is SetType.HASH_IP:
         return SetEntry(address)
     protocol = fields.get(DATA_PROTOCOL, b"\0")[0]
     if kind is SetType.HASH_IP_PORT:
         return SetEntry(address, protocol, port)
-    second = _listed_address(fields[DATA_IP2])
+    second = _parse_address(fields[DATA_IP2])
     if kind is SetType.HASH_IP_PORT_IP:
         return SetEntry(address, protocol, port, second)
     width = len(second) * 8
     return SetEntry(address, protocol, port, second, fields[DATA_CIDR2][0] if DATA_CIDR2 in fields else width)
 
 
-def _listed_address(data: bytes) -> bytes:
+def _parse_address(data: bytes) -> bytes:
     return next(value for _, value in nla.iter_attributes(data))
 
 
@@ -150,7 +150,7 @@ def decode_listing(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetE
     return found
 
 
-class IpsetSocket:
+class IpsetSocket(Closable):
     """The sets of the network namespace it was opened in."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class IpsetSocket:
     def check(self, types: Iterable[tuple[SetType, Family | None]]) -> None:
         """Raise NotSupported naming the first set type this kernel lacks."""
         for kind, family in types:
-            self._revision(kind, family)
+            self._find_revision(kind, family)
 
     def create(self, header: SetHeader) -> None:
         """Create a set; one that exists with the same type is kept as it is."""
@@ -176,11 +176,11 @@ class IpsetSocket:
                 DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements)
             )
         family = header.family if header.type.has_family else None
-        request = _message(
+        request = _build_message(
             CMD_CREATE,
             nla.text(ATTR_NAME, header.name),
             nla.text(ATTR_TYPE, header.type.value),
-            nla.u8(ATTR_REVISION, self._revision(header.type, family)),
+            nla.u8(ATTR_REVISION, self._find_revision(header.type, family)),
             nla.u8(ATTR_FAMILY, _NFPROTO[family]),
             nla.nested(ATTR_DATA, data),
             flags=netlink.NLM_F_CREATE,
@@ -188,17 +188,19 @@ class IpsetSocket:
         )
         reply = self._netlink.request((request,))[0]
         if reply.errno:
-            raise _error(reply.errno, f"create ipset {header.name} ({header.type.value})")
+            raise _build_error(reply.errno, f"create ipset {header.name} ({header.type.value})")
 
     def headers(self) -> dict[str, SetHeader]:
         """Return every set of a known type, by name, without its entries."""
-        return {header.name: header for header, _ in self._list(entries=False)}
+        return {header.name: header for header, _ in self._list(_LIST_HEADERS)}
 
-    def entries(self) -> dict[str, set[SetEntry]]:
-        """Return the entries of every set of a known type."""
-        found: dict[str, set[SetEntry]] = {}
-        for header, entries in self._list(entries=True):
-            found.setdefault(header.name, set()).update(entries)
+    def entries(self, names: Iterable[str]) -> dict[str, set[SetEntry]]:
+        """Return the entries of these sets, without those that do not exist or are of an unknown type."""
+        present = self.headers()
+        found: dict[str, set[SetEntry]] = {name: set() for name in names if name in present}
+        for name, entries in found.items():
+            for _, part in self._list(0, nla.text(ATTR_NAME, name)):
+                entries.update(part)
         return found
 
     def add(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
@@ -211,9 +213,9 @@ class IpsetSocket:
 
     def destroy(self, name: str) -> None:
         """Remove a set; raises Busy while a rule still matches on it."""
-        reply = self._netlink.request((_message(CMD_DESTROY, nla.text(ATTR_NAME, name)),))[0]
+        reply = self._netlink.request((_build_message(CMD_DESTROY, nla.text(ATTR_NAME, name)),))[0]
         if reply.errno:
-            raise _error(reply.errno, f"destroy ipset {name}")
+            raise _build_error(reply.errno, f"destroy ipset {name}")
 
     def _change(self, command: int, name: str, entries: list[SetEntry]) -> dict[SetEntry, KernelError]:
         chunks = [entries[i : i + _ENTRIES_PER_MESSAGE] for i in range(0, len(entries), _ENTRIES_PER_MESSAGE)]
@@ -226,23 +228,25 @@ class IpsetSocket:
         verb = "add to" if command == CMD_ADD else "delete from"
         singles = self._netlink.request([encode_entries(command, name, (entry,)) for entry in retried])
         return {
-            entry: _error(reply.errno, f"{verb} ipset {name} {entry}")
+            entry: _build_error(reply.errno, f"{verb} ipset {name} {entry}")
             for entry, reply in zip(retried, singles, strict=True)
             if reply.errno
         }
 
-    def _list(self, *, entries: bool) -> list[tuple[SetHeader, list[SetEntry]]]:
-        flags = nla.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
-        answers = self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS)
+    def _list(self, flags: int, name: bytes = b"") -> list[tuple[SetHeader, list[SetEntry]]]:
+        request = _build_message(
+            CMD_LIST, nla.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", flags)), name
+        )
+        answers = self._netlink.dump(request, "list ipsets", needs=NEEDS)
         return decode_listing(answer.payload for answer in answers)
 
-    def _revision(self, kind: SetType, family: Family | None) -> int:
+    def _find_revision(self, kind: SetType, family: Family | None) -> int:
         """Return the newest revision of a set type that this kernel has."""
         known = self._revisions.get((kind, family))
         if known is not None:
             return known
         number = _NFPROTO[family]
-        request = _message(
+        request = _build_message(
             CMD_TYPE, nla.text(ATTR_TYPE, kind.value), nla.u8(ATTR_FAMILY, number), family=number
         )
         for answer in self._netlink.request_one(request, f"look up ipset type {kind.value}", needs=NEEDS):
@@ -253,10 +257,10 @@ class IpsetSocket:
         raise KernelError(f"the kernel did not describe ipset type {kind.value}", errno.EPROTO)
 
 
-def _error(code: int, what: str) -> KernelError:
+def _build_error(code: int, what: str) -> KernelError:
     reason = _PRIVATE_ERRORS.get(code)
     if code == _BUSY:
         return Busy(f"{what}: {reason}", code)
     if reason is not None:
         return KernelError(f"{what}: {reason}", code)
-    return netlink.kernel_error(code, what, needs=NEEDS)
+    return netlink.build_kernel_error(code, what, needs=NEEDS)

@@ -89,7 +89,7 @@ class Iptables:
                 raise
             return error
         if _INCOMPATIBLE.search(result.error_text):
-            return self._error((self.programs.edit,), result)
+            return self._build_error((self.programs.edit,), result)
         return NotSupported("the kernel lacks table nat") if result.status else None
 
     def chain_exists(self, table: str, chain: str) -> bool:
@@ -109,7 +109,9 @@ class Iptables:
         """Return whether the chain holds this rule."""
         if not self.features.check:
             wanted = sorted(option.strip('"') for option in rule)
-            return any(sorted(shlex.split(line)[2:]) == wanted for line in self._saved_rules(table, chain))
+            return any(
+                sorted(shlex.split(line)[2:]) == wanted for line in self._read_saved_rules(table, chain)
+            )
         result = self._edit(table, "-C", chain, *rule, missing_is_fine=True)
         return result.status == 0
 
@@ -121,10 +123,10 @@ class Iptables:
         arguments = (self.programs.save, "-t", table)
         result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)
         if result.status != 0:
-            raise self._error(arguments, result)
+            raise self._build_error(arguments, result)
         unreadable = _UNREADABLE.search(result.stdout, 0, 500)
         if unreadable:
-            raise _incompatible(" ".join(arguments), unreadable[0].decode().lstrip("# "))
+            raise _build_incompatible(" ".join(arguments), unreadable[0].decode().lstrip("# "))
         return result.stdout
 
     def restore(self, text: bytes) -> None:
@@ -136,16 +138,16 @@ class Iptables:
             result = self._commands.run(arguments, stdin=text, timeout=self._restore_seconds)
         if result.status == 0:
             return
-        complaint = _complaint(result)
+        complaint = _find_complaint(result)
         match = _LINE.search(complaint)
         if match is None or _LOCK_TEXT in complaint or _MOMENTARY.search(complaint):
-            raise self._error(arguments, result)
+            raise self._build_error(arguments, result)
         line = int(match[1])
         raise RestoreRejected(
-            f"{self.programs.restore}: {complaint}; line {line}: {_line_at(text, line)}", line
+            f"{self.programs.restore}: {complaint}; line {line}: {_find_line(text, line)}", line
         )
 
-    def _saved_rules(self, table: str, chain: str) -> list[str]:
+    def _read_saved_rules(self, table: str, chain: str) -> list[str]:
         prefix = f"-A {chain} "
         lines = self.save(table).decode(errors="replace").splitlines()
         return [line for line in lines if line.startswith(prefix)]
@@ -157,14 +159,14 @@ class Iptables:
         result = self._commands.run(arguments, timeout=_EDIT_SECONDS)
         fine = (0, 1, _STATUS_BAD_USAGE) if missing_is_fine else (0,)
         if result.status not in fine or _LOCK_TEXT in result.error_text:
-            raise self._error(arguments, result)
+            raise self._build_error(arguments, result)
         if result.status == _STATUS_BAD_USAGE and not _names_missing_chain(result.error_text):
-            raise self._error(arguments, result)
+            raise self._build_error(arguments, result)
         return result
 
-    def _error(self, arguments: Sequence[str], result: CommandResult) -> KernelError:
+    def _build_error(self, arguments: Sequence[str], result: CommandResult) -> KernelError:
         command = " ".join(arguments)
-        complaint = _complaint(result)
+        complaint = _find_complaint(result)
         if result.status < 0:
             return KernelError(f"{command} was killed by signal {-result.status}")
         if _LOCK_TEXT in complaint:
@@ -172,7 +174,7 @@ class Iptables:
         if _NO_LOCK_FILE_TEXT in complaint:
             return LockNotOpened(f"{command}: {complaint}")
         if _INCOMPATIBLE.search(complaint):
-            return _incompatible(command, complaint)
+            return _build_incompatible(command, complaint)
         if _MOMENTARY.search(complaint):
             return KernelError(f"{command} failed with status {result.status}: {complaint}", errno.EAGAIN)
         if _DENIED.search(complaint):
@@ -182,7 +184,7 @@ class Iptables:
         return KernelError(f"{command} failed with status {result.status}: {complaint}")
 
 
-def _incompatible(command: str, complaint: str) -> Incompatible:
+def _build_incompatible(command: str, complaint: str) -> Incompatible:
     return Incompatible(
         f"{command}: {complaint}; rules written with nft are in a table that iptables owns; move them to another table"
     )
@@ -193,12 +195,12 @@ def _names_missing_chain(text: str) -> bool:
     return "does not exist" in text or "Couldn't load target" in text
 
 
-def _complaint(result: CommandResult) -> str:
+def _find_complaint(result: CommandResult) -> str:
     lines = [line.strip() for line in result.error_text.splitlines()]
     return " ".join(line for line in lines if not _NOISE.match(line)) or "no error text"
 
 
-def _line_at(text: bytes, number: int) -> str:
+def _find_line(text: bytes, number: int) -> str:
     """Return a line of a restore text, counted from 1; empty when there is none."""
     lines = text.splitlines()
     return lines[number - 1].decode(errors="replace") if 0 < number <= len(lines) else ""

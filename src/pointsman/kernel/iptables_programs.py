@@ -82,13 +82,13 @@ def probe_features(commands: Commands, names: Programs) -> Features:
         raise NotSupported(f"{names.edit} --version gave no version: {found.error_text or 'no output'}")
     version = tuple(int(part) for part in match[1].split("."))
     nf_tables = b"(nf_tables)" in found.stdout
-    features = msgspec.structs.replace(features_of_version(version), nf_tables=nf_tables)
+    features = msgspec.structs.replace(find_features_of_version(version), nf_tables=nf_tables)
     if not features.restore_wait and _restore_reports_version(commands, names):
         features = msgspec.structs.replace(features, restore_wait=("--wait",))
     return features
 
 
-def features_of_version(version: tuple[int, ...]) -> Features:
+def find_features_of_version(version: tuple[int, ...]) -> Features:
     """Return what a version of iptables can do."""
     interval = ("-W", "100000") if version < _INTERVAL_DEPRECATED else ()
     wait: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def choose_variant(
     return HOST_DEFAULT
 
 
-def variants_in_use(family: Family, *, proc: Path = Path("/proc")) -> list[str]:
+def find_variants_in_use(family: Family, *, proc: Path = Path("/proc")) -> list[str]:
     """Return every variant that may hold rules, for clean-up."""
     return [NFT, LEGACY] if _legacy_tables_exist(family, proc) else [NFT]
 

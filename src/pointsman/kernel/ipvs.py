@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
-from pointsman.kernel import genl, netlink
+from pointsman.kernel import netlink
 from pointsman.kernel.ipvs_objects import (
     HASHED,
     PERSISTENT,
@@ -26,7 +27,7 @@ from pointsman.kernel.ipvs_objects import (
     VirtualKey,
     VirtualServer,
 )
-from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
+from pointsman.kernel.netlink import Closable, Message, NetlinkSocket, Reply
 
 NEEDS = "CONFIG_IP_VS (module ip_vs); try: modprobe ip_vs"
 
@@ -54,25 +55,34 @@ _LISTED_ID = slice(8, 8 + _SERVICE_ID.size)
 """Position of the identity of a virtual server in an answer: after the headers of message and nest."""
 _LISTED = slice(8, _LISTED_ID.stop + 8 + _SERVICE_REST.size)
 """And its settings; behind a scheduler's long name the network mask is cut off, which is always the same."""
-_PROBE_MARK = 0x7F504D01
 _V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
+
+_GENL_ID_CTRL, _CTRL_CMD_GETFAMILY = 0x10, 3
+_CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 1, 2
+_HEADER = struct.Struct("=BBH")
+HEADER_LENGTH = _HEADER.size
 
 
 # --- messages -----------------------------------------------------------------------------------------------
 
 
-def _nest(kind: int, content: bytes) -> bytes:
+def _encode_header(command: int) -> bytes:
+    """Return what precedes the attributes of every generic netlink message."""
+    return _HEADER.pack(command, 1, 0)
+
+
+def _encode_nest(kind: int, content: bytes) -> bytes:
     return _NEST.pack(4 + len(content), kind | nla.NLA_F_NESTED) + content
 
 
-def _af(address: bytes) -> int:
+def _find_address_family(address: bytes) -> int:
     return socket.AF_INET if len(address) == 4 else socket.AF_INET6
 
 
 def encode_service_id(key: VirtualKey) -> bytes:
     """Return the attributes that identify a virtual server; reuse them for every real server of the same one."""
     return _SERVICE_ID.pack(
-        *(6, SVC_AF, _af(key.address)),
+        *(6, SVC_AF, _find_address_family(key.address)),
         *(6, SVC_PROTOCOL, key.protocol),
         *(20, SVC_ADDR, key.address),
         *(6, SVC_PORT, _PORT.pack(key.port)),
@@ -81,12 +91,12 @@ def encode_service_id(key: VirtualKey) -> bytes:
 
 def encode_service(command: int, server: VirtualServer) -> bytes:
     """Return the payload that adds (CMD_NEW_SERVICE) or changes (CMD_SET_SERVICE) a virtual server."""
-    settings = _settings(server.scheduler, server.flags, server.timeout, len(server.key.address))
-    return genl.header(command) + _nest(ATTR_SERVICE, encode_service_id(server.key) + settings)
+    settings = _encode_settings(server.scheduler, server.flags, server.timeout, len(server.key.address))
+    return _encode_header(command) + _encode_nest(ATTR_SERVICE, encode_service_id(server.key) + settings)
 
 
 @lru_cache
-def _settings(scheduler: str, flags: int, timeout: int, address_length: int) -> bytes:
+def _encode_settings(scheduler: str, flags: int, timeout: int, address_length: int) -> bytes:
     """Return the attributes of a virtual server after those that identify it; most servers have the same."""
     mask = _V4_ALL_BITS if address_length == 4 else _V6_ALL_BITS
     return nla.text(SVC_SCHEDULER, scheduler) + _SERVICE_REST.pack(
@@ -96,12 +106,20 @@ def _settings(scheduler: str, flags: int, timeout: int, address_length: int) -> 
 
 def encode_service_removal(key: VirtualKey) -> bytes:
     """Return the payload that deletes a virtual server with its real servers."""
-    return genl.header(CMD_DEL_SERVICE) + _nest(ATTR_SERVICE, encode_service_id(key))
+    return _encode_header(CMD_DEL_SERVICE) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
 
 
-def _dest_id(key: RealKey) -> bytes:
+def encode_marked_service(command: int, scheduler: str, mark: int) -> bytes:
+    """Return the payload that adds or deletes an IPv4 virtual server that is addressed by a firewall mark."""
+    identity = nla.u16(SVC_AF, socket.AF_INET) + nla.u32(SVC_FWMARK, mark)
+    return _encode_header(command) + _encode_nest(
+        ATTR_SERVICE, identity + _encode_settings(scheduler, 0, 0, 4)
+    )
+
+
+def _encode_destination_id(key: RealKey) -> bytes:
     return _DEST_ID.pack(
-        *(6, DEST_FAMILY, _af(key.address)),
+        *(6, DEST_FAMILY, _find_address_family(key.address)),
         *(20, DEST_ADDR, key.address),
         *(6, DEST_PORT, _PORT.pack(key.port)),
     )
@@ -112,12 +130,20 @@ def encode_destination(command: int, service: bytes, key: RealKey, weight: int) 
     rest = _DEST_REST.pack(
         *(8, DEST_FORWARD, 0), *(8, DEST_WEIGHT, weight), *(8, DEST_UPPER, 0), *(8, DEST_LOWER, 0)
     )
-    return genl.header(command) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key) + rest)
+    return (
+        _encode_header(command)
+        + _encode_nest(ATTR_SERVICE, service)
+        + _encode_nest(ATTR_DEST, _encode_destination_id(key) + rest)
+    )
 
 
 def encode_destination_removal(service: bytes, key: RealKey) -> bytes:
     """Return the payload that deletes a real server."""
-    return genl.header(CMD_DEL_DEST) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key))
+    return (
+        _encode_header(CMD_DEL_DEST)
+        + _encode_nest(ATTR_SERVICE, service)
+        + _encode_nest(ATTR_DEST, _encode_destination_id(key))
+    )
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -125,19 +151,19 @@ def encode_destination_removal(service: bytes, key: RealKey) -> bytes:
 
 def decode_virtual_server(payload: bytes) -> tuple[VirtualServer, ServerCounters] | None:
     """Return a virtual server and its counters; None for one that is addressed by a firewall mark."""
-    fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
+    fields = nla.attributes(nla.attributes(payload, HEADER_LENGTH).get(ATTR_SERVICE, b""))
     if SVC_ADDR not in fields or SVC_PORT not in fields:
         return None
-    length = 4 if _native(fields[SVC_AF]) == socket.AF_INET else 16
+    length = 4 if _parse_native(fields[SVC_AF]) == socket.AF_INET else 16
     key = VirtualKey(
-        _native(fields[SVC_PROTOCOL]), fields[SVC_ADDR][:length], _PORT.unpack(fields[SVC_PORT])[0]
+        _parse_native(fields[SVC_PROTOCOL]), fields[SVC_ADDR][:length], _PORT.unpack(fields[SVC_PORT])[0]
     )
     flags = _U32.unpack_from(fields[SVC_FLAGS])[0] & _BALANCING_FLAGS
-    timeout = _native(fields[SVC_TIMEOUT]) if flags & PERSISTENT else 0
+    timeout = _parse_native(fields[SVC_TIMEOUT]) if flags & PERSISTENT else 0
     server = VirtualServer(key, nla.text_of(fields[SVC_SCHEDULER]), flags, timeout)
     stats = nla.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
     counters = (STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES)
-    return server, ServerCounters(*(_native(stats.get(number, b"\0")) for number in counters))
+    return server, ServerCounters(*(_parse_native(stats.get(number, b"\0")) for number in counters))
 
 
 def digest(payloads: Iterable[bytes]) -> int:
@@ -162,7 +188,9 @@ def diff_listing(
         if want is not None:
             seen.add(listed)
             flags, length = want.flags | HASHED, len(want.key.address)
-            if payload.startswith(_settings(want.scheduler, flags, want.timeout, length), _LISTED_ID.stop):
+            if payload.startswith(
+                _encode_settings(want.scheduler, flags, want.timeout, length), _LISTED_ID.stop
+            ):
                 continue
         decoded = decode_virtual_server(payload)
         if decoded is None:
@@ -176,31 +204,46 @@ def diff_listing(
 
 def decode_real_server(payload: bytes, family: int) -> RealServer:
     """Return a real server; kernels before 3.18 do not report its family, which then is the virtual server's."""
-    fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_DEST, b""))
-    number = _native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
+    fields = nla.attributes(nla.attributes(payload, HEADER_LENGTH).get(ATTR_DEST, b""))
+    number = _parse_native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
     length = 4 if number == socket.AF_INET else 16
     return RealServer(
         RealKey(fields[DEST_ADDR][:length], _PORT.unpack(fields[DEST_PORT])[0]),
-        weight=_native(fields[DEST_WEIGHT]),
-        active=_native(fields[DEST_ACTIVE]),
-        inactive=_native(fields[DEST_INACTIVE]),
+        weight=_parse_native(fields[DEST_WEIGHT]),
+        active=_parse_native(fields[DEST_ACTIVE]),
+        inactive=_parse_native(fields[DEST_INACTIVE]),
     )
 
 
-def _native(data: bytes) -> int:
+def _parse_native(data: bytes) -> int:
     return int.from_bytes(data, sys.byteorder)
 
 
 # --- the socket ---------------------------------------------------------------------------------------------
 
 
-class IpvsSocket:
+def _resolve_family(sock: NetlinkSocket) -> int:
+    """Return the number that the kernel gave the family IPVS; asking for it loads the module where that is possible."""
+    payload = _encode_header(_CTRL_CMD_GETFAMILY) + nla.text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
+    reply = sock.request((Message(_GENL_ID_CTRL, 0, payload),))[0]
+    if reply.errno == errno.ENOENT:
+        raise NotSupported(f"the kernel has no IPVS family; it needs {NEEDS}", reply.errno)
+    if reply.errno:
+        raise netlink.build_kernel_error(reply.errno, "look up IPVS", reply.text, needs=NEEDS)
+    for answer in reply.answers:
+        number = nla.attributes(answer.payload, HEADER_LENGTH).get(_CTRL_ATTR_FAMILY_ID)
+        if number is not None:
+            return _parse_native(number)
+    raise NotSupported(f"the kernel reported no number for its IPVS family; it needs {NEEDS}")
+
+
+class IpvsSocket(Closable):
     """IPVS of the network namespace it was opened in. Raises NotSupported where the kernel has none."""
 
     def __init__(self) -> None:
         self._netlink = NetlinkSocket(netlink.NETLINK_GENERIC)
         try:
-            self._family = genl.resolve(self._netlink, "IPVS", needs=NEEDS)
+            self._family = _resolve_family(self._netlink)
         except BaseException:
             self._netlink.close()
             raise
@@ -218,39 +261,46 @@ class IpvsSocket:
 
     def dump_services(self) -> list[bytes]:
         """Return the kernel's description of each virtual server, undecoded, for `digest` and `diff_listing`, which are much faster."""
-        request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
+        request = Message(self._family, 0, _encode_header(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 
     def service(self, key: VirtualKey) -> VirtualServer | None:
         """Return the virtual server of this address, protocol and port, if there is one."""
-        payload = genl.header(CMD_GET_SERVICE) + _nest(ATTR_SERVICE, encode_service_id(key))
+        payload = _encode_header(CMD_GET_SERVICE) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
         reply = self._netlink.request((Message(self._family, 0, payload),))[0]
         if reply.errno not in (0, errno.ESRCH):
-            raise netlink.kernel_error(reply.errno, f"look up virtual server {key}", reply.text, needs=NEEDS)
+            raise netlink.build_kernel_error(
+                reply.errno, f"look up virtual server {key}", reply.text, needs=NEEDS
+            )
         decoded = decode_virtual_server(reply.answers[0].payload) if reply.answers else None
         return decoded[0] if decoded is not None else None
 
     def destinations(self, key: VirtualKey) -> list[RealServer]:
         """Return the real servers of a virtual server with their connections; empty when there is no such server."""
-        payload = genl.header(CMD_GET_DEST) + _nest(ATTR_SERVICE, encode_service_id(key))
+        payload = _encode_header(CMD_GET_DEST) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
         answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")
-        return [decode_real_server(answer.payload, _af(key.address)) for answer in answers]
+        return [decode_real_server(answer.payload, _find_address_family(key.address)) for answer in answers]
 
     def has_scheduler(self, name: str) -> bool:
-        """Return whether the kernel has, or can load, a scheduler; adds a virtual server for an unused mark and deletes it."""
-        mark = nla.u16(SVC_AF, socket.AF_INET) + nla.u32(SVC_FWMARK, _PROBE_MARK)
-        probe = _nest(ATTR_SERVICE, mark + _settings(name, 0, 0, 4))
-        added, removed = self.apply(
-            (genl.header(CMD_NEW_SERVICE) + probe, genl.header(CMD_DEL_SERVICE) + probe)
+        """Return whether the kernel has, or can load, a scheduler; adds a virtual server for an unused mark and deletes it.
+
+        The mark is the number of this socket: the IP families may probe at the same time.
+        """
+        add, remove = (
+            encode_marked_service(command, name, self._netlink.port_id)
+            for command in (CMD_NEW_SERVICE, CMD_DEL_SERVICE)
         )
+        added, removed = self.apply((add, remove))
         if added.errno not in (0, errno.ENOENT):
-            raise netlink.kernel_error(added.errno, f"try IPVS scheduler {name}", added.text, needs=NEEDS)
+            raise netlink.build_kernel_error(
+                added.errno, f"try IPVS scheduler {name}", added.text, needs=NEEDS
+            )
         return added.ok and removed.ok
 
     def set_timeouts(self, tcp: int = 0, tcp_fin: int = 0, udp: int = 0) -> None:
         """Set the timeouts that are not 0."""
         kinds = (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
-        payload = genl.header(CMD_SET_CONFIG) + b"".join(
+        payload = _encode_header(CMD_SET_CONFIG) + b"".join(
             nla.u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
         )
         self._netlink.request_one(Message(self._family, 0, payload), "set the IPVS timeouts")

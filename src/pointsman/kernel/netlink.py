@@ -16,8 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.attributes import attributes, text_of
@@ -143,7 +142,7 @@ def parse_reply(answer: Answer) -> Reply:
     return Reply(code, text_of(found.get(_NLMSGERR_ATTR_MSG, b"")))
 
 
-def kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> KernelError:
+def build_kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> KernelError:
     """The error to raise for an errno; `needs` names the kernel option behind a missing feature."""
     message = f"{what}: {os.strerror(code)}"
     if detail:
@@ -160,7 +159,21 @@ def kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> 
 # --- the socket ---------------------------------------------------------------------------------------------
 
 
-class NetlinkSocket:
+class Closable(contextlib.AbstractContextManager[Any]):
+    """Is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class NetlinkSocket(Closable):
     """A socket to one netlink subsystem of the network namespace it was opened in. Not thread-safe."""
 
     def __init__(
@@ -174,7 +187,7 @@ class NetlinkSocket:
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         except OSError as error:
-            raise kernel_error(
+            raise build_kernel_error(
                 error.errno or 0, f"open netlink socket (protocol {protocol})", needs="this netlink family"
             ) from error
         self._sequence = 1
@@ -190,21 +203,19 @@ class NetlinkSocket:
             self._socket.bind((0, groups))
         except OSError as error:
             self._socket.close()
-            raise kernel_error(error.errno or 0, f"listen to netlink groups {groups:#x}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+            raise build_kernel_error(error.errno or 0, f"listen to netlink groups {groups:#x}") from error
 
     def close(self) -> None:
         self._socket.close()
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def port_id(self) -> int:
+        """The kernel's number of this socket, unique among those of this network namespace and protocol."""
+        number: int = self._socket.getsockname()[0]
+        return number
 
     def strict_dump_checks(self) -> None:
         """Make rtnetlink honour the filters of a dump request instead of ignoring them."""
@@ -231,7 +242,7 @@ class NetlinkSocket:
         try:
             self._socket.send(data)
         except OSError as error:
-            raise kernel_error(error.errno or 0, f"send {len(data)} bytes over netlink") from error
+            raise build_kernel_error(error.errno or 0, f"send {len(data)} bytes over netlink") from error
 
     def receive(self, *, wait: bool = True) -> list[Answer]:
         """The messages of the next datagram; empty when there is none and `wait` is false."""
@@ -244,7 +255,7 @@ class NetlinkSocket:
                     return []
                 raise KernelError("the kernel did not answer over netlink", errno.ETIMEDOUT) from None
             except OSError as error:
-                raise kernel_error(error.errno or 0, "receive over netlink") from error
+                raise build_kernel_error(error.errno or 0, "receive over netlink") from error
             if sender[0] == 0:
                 return list(split(bytes(self._received[:size])))
 
@@ -263,7 +274,7 @@ class NetlinkSocket:
         """Send one message and return the answers; raises KernelError naming `what` when it is refused."""
         reply = self.request((message,))[0]
         if reply.errno:
-            raise kernel_error(reply.errno, what, reply.text, needs=needs)
+            raise build_kernel_error(reply.errno, what, reply.text, needs=needs)
         return reply.answers
 
     def _request_some(self, messages: Sequence[Message], position: int, replies: list[Reply]) -> int:
@@ -301,37 +312,43 @@ class NetlinkSocket:
             replies.append(reply._replace(answers=tuple(data[index])) if index in data else reply)
         return position + len(chunk)
 
-    def dump(self, message: Message, what: str, *, needs: str = "") -> list[Answer]:
-        """All messages of a dump. One that was interrupted by a change is repeated.
+    def dump(
+        self, message: Message, what: str, *, needs: str = "", max_bytes: int | None = None
+    ) -> list[Answer]:
+        """All messages of a dump, or the first ones once they have `max_bytes`. One that was interrupted by a change is repeated.
 
         Where the kernel walks a table that is being resized, some entries may come twice and others not at all: callers
         must see to that.
         """
         for _ in range(_DUMP_ATTEMPTS):
-            answers = self._dump_once(message, what, needs)
+            answers = self._dump_once(message, what, needs, max_bytes)
             if answers is not None:
                 return answers
         raise Busy(f"{what}: the kernel's tables changed during each of {_DUMP_ATTEMPTS} dumps", errno.EINTR)
 
-    def _dump_once(self, message: Message, what: str, needs: str) -> list[Answer] | None:
+    def _dump_once(
+        self, message: Message, what: str, needs: str, max_bytes: int | None
+    ) -> list[Answer] | None:
         sequence = self.next_sequence()
         flags = message.flags | NLM_F_REQUEST | NLM_F_DUMP
         self.send(frame(message.kind, flags, sequence, message.payload))
         answers: list[Answer] = []
-        interrupted = False
+        size, interrupted = 0, False
         while True:
             for answer in self.receive():
                 if answer.sequence != sequence:
                     continue
                 interrupted = interrupted or bool(answer.flags & NLM_F_DUMP_INTR)
                 if answer.kind not in (NLMSG_DONE, NLMSG_ERROR):
-                    answers.append(answer)
+                    if max_bytes is None or size < max_bytes:
+                        answers.append(answer)
+                        size += len(answer.payload)
                     continue
                 reply = parse_reply(answer)
                 if reply.errno == errno.EINTR:
                     return None
                 if reply.errno:
-                    raise kernel_error(reply.errno, what, reply.text, needs=needs)
+                    raise build_kernel_error(reply.errno, what, reply.text, needs=needs)
                 return None if interrupted else answers
 
 

@@ -10,13 +10,13 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nf_tables
-from pointsman.kernel.netlink import Answer, Message, NetlinkSocket, Reply
+from pointsman.kernel.netlink import Answer, Closable, Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family
 
 _Element = TypeVar("_Element")
@@ -28,6 +28,8 @@ _BATCH_BEGIN = 0x10
 _BATCH_END = 0x11
 
 _MAX_LISTINGS = 10
+_MAX_MESSAGES = 1 << 24
+"""Of a batch: sequence numbers are reserved before they are counted."""
 
 NFPROTO = {Family.IPV4: nf_tables.NFPROTO_IPV4, Family.IPV6: nf_tables.NFPROTO_IPV6}
 FAMILY_KEYWORDS = {
@@ -60,7 +62,7 @@ def parse_value(data: bytes) -> bytes:
     return nla.attributes(data).get(nf_tables.NFTA_DATA_VALUE, b"")
 
 
-def nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
+def build_nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
     return Message((SUBSYS_NFTABLES << 8) | kind, flags, header(family) + body)
 
 
@@ -85,7 +87,7 @@ class BatchRejected(Rejected):
         self.faults = tuple(faults)
 
 
-class NftablesSocket:
+class NftablesSocket(Closable):
     """Transactions and queries against nf_tables of the network namespace it was opened in."""
 
     def __init__(self) -> None:
@@ -94,13 +96,13 @@ class NftablesSocket:
     def close(self) -> None:
         self._netlink.close()
 
-    def commit(self, messages: Sequence[Message], *, dry_run: bool = False) -> int:
+    def commit(self, messages: Iterable[Message], *, dry_run: bool = False) -> int:
         """Apply all messages or raise BatchRejected; return the number of bytes sent. A dry run applies none."""
         size, faults = self._run(messages, apply=not dry_run)
         if not faults:
             return size
         if faults[0].errno == errno.EPERM or (faults[0].errno == errno.EOPNOTSUPP and faults[0].position < 0):
-            raise netlink.kernel_error(
+            raise netlink.build_kernel_error(
                 faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
             )
         raise BatchRejected(faults)
@@ -109,28 +111,32 @@ class NftablesSocket:
         """Delete a table; False when there is none. Raises KernelError."""
         body = nla.text(nf_tables.NFTA_TABLE_NAME, name)
         try:
-            self.commit([nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)], dry_run=dry_run)
+            self.commit(
+                [build_nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)], dry_run=dry_run
+            )
         except BatchRejected as refused:
             if refused.errno != errno.ENOENT:
                 raise
             return False
         return True
 
-    def check(self, messages: Sequence[Message]) -> list[Fault]:
+    def check(self, messages: Iterable[Message]) -> list[Fault]:
         """Return the faults of a batch without applying it: a batch without its end is rolled back."""
         return self._run(messages, apply=False)[1]
 
-    def _run(self, messages: Sequence[Message], *, apply: bool) -> tuple[int, list[Fault]]:
-        first = self._netlink.next_sequence(len(messages) + 2)
+    def _run(self, messages: Iterable[Message], *, apply: bool) -> tuple[int, list[Fault]]:
+        """Send a batch; of its messages only the bytes are kept, because a full load has tens of megabytes."""
+        first = self._netlink.next_sequence(_MAX_MESSAGES)
         request = netlink.NLM_F_REQUEST
         data = bytearray(netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES)))
-        for index, message in enumerate(messages, 1):
-            data += netlink.frame(message.kind, message.flags | request, first + index, message.payload)
+        count = 0
+        for message in messages:
+            count += 1
+            data += netlink.frame(message.kind, message.flags | request, first + count, message.payload)
         if apply:
-            last = first + len(messages) + 1
-            data += netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES))
+            data += netlink.frame(_BATCH_END, request, first + count + 1, header(0, SUBSYS_NFTABLES))
         self._netlink.send(data)
-        return len(data), self._faults(first, len(messages))
+        return len(data), self._faults(first, count)
 
     def _faults(self, first: int, count: int) -> list[Fault]:
         faults: list[Fault] = []
@@ -157,7 +163,7 @@ class NftablesSocket:
     def generation(self) -> int:
         """Return the ruleset generation, which every transaction in this namespace increments."""
         answers = self._netlink.request_one(
-            nftables_message(nf_tables.NFT_MSG_GETGEN, 0, 0, b""),
+            build_nftables_message(nf_tables.NFT_MSG_GETGEN, 0, 0, b""),
             "read nftables generation",
             needs=NEED_NFTABLES,
         )
@@ -167,8 +173,11 @@ class NftablesSocket:
                 return int.from_bytes(found[nf_tables.NFTA_GEN_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")
 
-    def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:
-        return self._netlink.dump(nftables_message(kind, family, 0, body), what, needs=NEED_NFTABLES)
+    def dump(
+        self, kind: int, family: int, body: bytes, what: str, *, max_bytes: int | None = None
+    ) -> list[Answer]:
+        message = build_nftables_message(kind, family, 0, body)
+        return self._netlink.dump(message, what, needs=NEED_NFTABLES, max_bytes=max_bytes)
 
     def dump_elements(
         self,
@@ -177,8 +186,12 @@ class NftablesSocket:
         what: str,
         parse: Callable[[dict[int, bytes]], _Element],
         identify: Callable[[_Element], _Key],
+        *,
+        max_bytes: int | None = None,
     ) -> dict[_Key, _Element]:
         """Return every element of a set, parsed from its attributes, by what `identify` returns: no two may share it.
+
+        A set that takes more than `max_bytes` of answers is not returned completely.
 
         The kernel continues a listing by the number of elements listed so far. When it resizes their hash table between
         two parts, which it does later and without marking the listing as interrupted, their order changes: some elements
@@ -187,7 +200,7 @@ class NftablesSocket:
         for _ in range(_MAX_LISTINGS):
             found: dict[_Key, _Element] = {}
             listed = 0
-            for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what):
+            for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what, max_bytes=max_bytes):
                 items = parse_attributes(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
                 for _, item in nla.iter_attributes(items):
                     element = parse(nla.attributes(item))
@@ -199,22 +212,22 @@ class NftablesSocket:
 
     def get_each(self, kind: int, family: int, bodies: Sequence[bytes], what: str) -> list[Answer | None]:
         """Return one object per body, None for those that do not exist; raises NotSupported where the kernel cannot look them up."""
-        replies = self._netlink.request([nftables_message(kind, family, 0, body) for body in bodies])
-        return [_answer(reply, what) for reply in replies]
+        replies = self._netlink.request([build_nftables_message(kind, family, 0, body) for body in bodies])
+        return [_parse_reply(reply, what) for reply in replies]
 
     def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
         """Return one object, or None when it does not exist."""
         return self.get_each(kind, family, (body,), what)[0]
 
 
-def _answer(reply: Reply, what: str) -> Answer | None:
+def _parse_reply(reply: Reply, what: str) -> Answer | None:
     if reply.errno == errno.ENOENT:
         return None
     if reply.errno == errno.EINVAL:
         # What nfnetlink says for a subsystem that is not there, and nf_tables for elements that it cannot look up by key.
         raise NotSupported(f"{what}: the kernel needs {NEED_NFTABLES}", reply.errno)
     if reply.errno:
-        raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
+        raise netlink.build_kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
     return reply.answers[0] if reply.answers else None
 
 
@@ -230,7 +243,7 @@ class CommitLog:
         self._first = self._last = -1
         """Each generation after the first, up to the last, is one of our commits."""
 
-    def commit(self, socket: NftablesSocket, messages: Sequence[Message]) -> int:
+    def commit(self, socket: NftablesSocket, messages: Iterable[Message]) -> int:
         """Commit, and return the number of bytes sent; raises KernelError."""
         with self._lock:
             size = socket.commit(messages)

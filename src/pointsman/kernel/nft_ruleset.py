@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from pointsman.errors import KernelError
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import text, text_of, u32be
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, nftables_message, parse_attributes
+from pointsman.kernel.nfnl import (
+    FAMILY_KEYWORDS,
+    NFPROTO,
+    NftablesSocket,
+    build_nftables_message,
+    parse_attributes,
+)
 from pointsman.model.addresses import Family
 
 
@@ -23,23 +29,23 @@ class NftRuleset:
 
     def generation(self) -> int | None:
         """Return the number that every change of any program increments; None when it cannot be read."""
-        with contextlib.suppress(KernelError), contextlib.closing(NftablesSocket()) as socket:
+        with contextlib.suppress(KernelError), NftablesSocket() as socket:
             return socket.generation()
         return None
 
     def dormant(self, tables: Sequence[str]) -> list[str]:
         """Return which of these tables are dormant; raises KernelError."""
-        with contextlib.closing(NftablesSocket()) as socket:
+        with NftablesSocket() as socket:
             return [table for table in tables if self._flags(socket, table) & nf.NFT_TABLE_F_DORMANT]
 
     def activate(self, tables: Sequence[str]) -> None:
         """Clear the flag `dormant`; raises KernelError."""
         proto, no_flags = NFPROTO[self._family], u32be(nf.NFTA_TABLE_FLAGS, 0)
         if tables:
-            with contextlib.closing(NftablesSocket()) as socket:
+            with NftablesSocket() as socket:
                 socket.commit(
                     [
-                        nftables_message(
+                        build_nftables_message(
                             nf.NFT_MSG_NEWTABLE, proto, 0, text(nf.NFTA_TABLE_NAME, table) + no_flags
                         )
                         for table in tables
@@ -58,7 +64,7 @@ class NftRuleset:
 
 def list_chain_names(family: Family, table: str) -> list[str]:
     """Return the names of the chains of one table."""
-    with contextlib.closing(NftablesSocket()) as socket:
+    with NftablesSocket() as socket:
         found = map(parse_attributes, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
         return [
             text_of(chain[nf.NFTA_CHAIN_NAME])

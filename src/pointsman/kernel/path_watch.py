@@ -166,10 +166,10 @@ def watch_path(
     Call it before reading the content: a change between the call and the first iteration is reported too.
     A burst of changes is reported once, after `debounce` seconds without another one (at most ten times that).
     """
-    return _changes(path, fingerprint(path), debounce, poll, open_inotify)
+    return _follow_changes(path, fingerprint(path), debounce, poll, open_inotify)
 
 
-async def _changes(
+async def _follow_changes(
     path: Path, last: Fingerprint, debounce: float, poll: float, open_inotify: Callable[[], Inotify]
 ) -> AsyncGenerator[None, None]:
     loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ async def _changes(
                 inotify.watch_only(find_path_entries(path))
                 touched = inotify.drain()
             if not touched and fingerprint(path) == last:
-                touched = await _event(inotify, readable, poll)
+                touched = await _wait_for_event(inotify, readable, poll)
             if touched or fingerprint(path) != last:
                 await _settle(inotify, readable, debounce)
                 last = fingerprint(path)
@@ -199,7 +199,7 @@ async def _changes(
             inotify.close()
 
 
-async def _event(inotify: Inotify | None, readable: asyncio.Event, seconds: float) -> bool:
+async def _wait_for_event(inotify: Inotify | None, readable: asyncio.Event, seconds: float) -> bool:
     """True as soon as a watched entry is touched, False after `seconds` without that."""
     try:
         async with asyncio.timeout(seconds):
@@ -215,5 +215,5 @@ async def _event(inotify: Inotify | None, readable: asyncio.Event, seconds: floa
 async def _settle(inotify: Inotify | None, readable: asyncio.Event, debounce: float) -> None:
     """Return once nothing has happened for `debounce` seconds, or after ten times that."""
     deadline = asyncio.get_running_loop().time() + 10 * debounce
-    while asyncio.get_running_loop().time() < deadline and await _event(inotify, readable, debounce):
+    while asyncio.get_running_loop().time() < deadline and await _wait_for_event(inotify, readable, debounce):
         continue

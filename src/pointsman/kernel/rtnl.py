@@ -19,14 +19,15 @@ import msgspec
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
-from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
+from pointsman.kernel.netlink import Closable, Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family, family_of
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_GETROUTE = 26
 RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x10, 0x100
-IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_IFALIAS, IFLA_INFO_KIND = 3, 10, 18, 20, 1
+IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_IFALIAS, IFLA_INFO_KIND, IFLA_INFO_DATA = 3, 10, 18, 20, 1, 2
+IFLA_BR_NF_CALL = {Family.IPV4: 36, Family.IPV6: 37}
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_DST, RTA_OIF, RTA_PREFSRC = 1, 4, 7
 RTN_LOCAL = 2
@@ -71,7 +72,20 @@ class Route(msgspec.Struct, frozen=True):
     """It is an address of this node."""
 
 
-class RouteSocket:
+class Link(msgspec.Struct, frozen=True):
+    """A network interface."""
+
+    name: str
+    index: int
+    is_port: bool = False
+    """It belongs to another one: a bridge, a bond."""
+    alias: str = ""
+    is_bridge: bool = False
+    filtered: frozenset[Family] = frozenset()
+    """Families of which this bridge passes the packets between its ports to netfilter, whatever the sysctls say."""
+
+
+class RouteSocket(Closable):
     """Links and addresses of the network namespace it was opened in."""
 
     def __init__(self) -> None:
@@ -81,15 +95,14 @@ class RouteSocket:
     def close(self) -> None:
         self._netlink.close()
 
+    def list_links(self) -> list[Link]:
+        """Return every interface."""
+        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
+        return [_link(answer.payload) for answer in self._netlink.dump(request, "list network interfaces")]
+
     def links(self) -> dict[str, int]:
         """Index of every interface by name."""
-        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
-        found: dict[str, int] = {}
-        for answer in self._netlink.dump(request, "list network interfaces"):
-            name = nla.attributes(answer.payload, _LINK.size).get(IFLA_IFNAME)
-            if name is not None:
-                found[nla.text_of(name)] = _LINK.unpack_from(answer.payload)[2]
-        return found
+        return {link.name: link.index for link in self.list_links()}
 
     def addresses(self, family: Family, interface: int = 0) -> list[InterfaceAddress]:
         """Every address of the family, or only those of one interface."""
@@ -101,25 +114,20 @@ class RouteSocket:
             number, prefix, _, _, index = _ADDRESS.unpack_from(answer.payload)
             if _FAMILY.get(number) is not family or (interface and index != interface):
                 continue
-            address = _own_address(answer.payload)
+            address = _parse_own_address(answer.payload)
             if address is not None:
                 found.append(InterfaceAddress(address, index, prefix))
         return found
 
-    def bridge_ports(self) -> frozenset[str]:
-        """Interfaces that belong to another one: a bridge, a bond."""
-        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
-        parts = (
-            nla.attributes(answer.payload, _LINK.size)
-            for answer in self._netlink.dump(request, "list network interfaces")
+    def routes(self, addresses: Sequence[bytes], links: Iterable[Link] = ()) -> dict[bytes, Route]:
+        """How packets of this node's own reach each address; interfaces are named from `links`."""
+        names = {link.index: link.name for link in links}
+        replies = self._netlink.request(
+            [Message(RTM_GETROUTE, 0, _encode_route_request(one)) for one in addresses]
         )
-        return frozenset(nla.text_of(part[IFLA_IFNAME]) for part in parts if IFLA_MASTER in part)
-
-    def routes(self, addresses: Sequence[bytes]) -> dict[bytes, Route]:
-        """How packets of this node's own reach each address."""
-        names = {index: name for name, index in self.links().items()}
-        replies = self._netlink.request([Message(RTM_GETROUTE, 0, _route_to(one)) for one in addresses])
-        return {address: _route(reply, names) for address, reply in zip(addresses, replies, strict=True)}
+        return {
+            address: _parse_route(reply, names) for address, reply in zip(addresses, replies, strict=True)
+        }
 
     def wait_until_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
         """Wait until packets to these addresses are routed locally; return the rest when none became local for `timeout` seconds.
@@ -127,7 +135,7 @@ class RouteSocket:
         An IPv6 address is added at once, but its route follows later, from a thread of the kernel.
         """
         until = time.monotonic() + timeout
-        while late := self._not_local(addresses):
+        while late := self._find_not_local(addresses):
             now = time.monotonic()
             if len(late) < len(addresses):
                 until = now + timeout
@@ -137,11 +145,13 @@ class RouteSocket:
             addresses = late
         return late
 
-    def _not_local(self, addresses: Sequence[bytes]) -> list[bytes]:
+    def _find_not_local(self, addresses: Sequence[bytes]) -> list[bytes]:
         replies = self._netlink.request(
-            [Message(RTM_GETROUTE, 0, _route_to(one, RTM_F_FIB_MATCH)) for one in addresses]
+            [Message(RTM_GETROUTE, 0, _encode_route_request(one, RTM_F_FIB_MATCH)) for one in addresses]
         )
-        return [one for one, reply in zip(addresses, replies, strict=True) if not _route(reply, {}).local]
+        return [
+            one for one, reply in zip(addresses, replies, strict=True) if not _parse_route(reply, {}).local
+        ]
 
     def ensure_dummy(self, name: str) -> int:
         """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
@@ -156,7 +166,7 @@ class RouteSocket:
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
         reply = self._netlink.request((Message(RTM_NEWLINK, flags, payload),))[0]
         if reply.errno not in (0, errno.EEXIST):
-            raise netlink.kernel_error(
+            raise netlink.build_kernel_error(
                 reply.errno, f"create dummy device {name}", reply.text, needs="CONFIG_DUMMY (module dummy)"
             )
         index = self.links().get(name)
@@ -171,12 +181,7 @@ class RouteSocket:
 
     def alias(self, name: str) -> str | None:
         """Return the description of an interface, empty without one; None when there is no such interface."""
-        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
-        for answer in self._netlink.dump(request, "list network interfaces"):
-            found = nla.attributes(answer.payload, _LINK.size)
-            if nla.text_of(found.get(IFLA_IFNAME, b"")) == name:
-                return nla.text_of(found.get(IFLA_IFALIAS, b""))
-        return None
+        return next((link.alias for link in self.list_links() if link.name == name), None)
 
     def delete_link(self, name: str) -> bool:
         """Remove an interface; False when there was none."""
@@ -191,19 +196,37 @@ class RouteSocket:
     def add_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
         """Bind host addresses (/32, /128); EEXIST in a reply means the interface has it already."""
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
-        return self._netlink.request([Message(RTM_NEWADDR, flags, _host(interface, a)) for a in addresses])
+        return self._netlink.request(
+            [Message(RTM_NEWADDR, flags, _encode_host(interface, a)) for a in addresses]
+        )
 
     def delete_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
         """Unbind host addresses; EADDRNOTAVAIL in a reply means it was gone already."""
-        return self._netlink.request([Message(RTM_DELADDR, 0, _host(interface, a)) for a in addresses])
+        return self._netlink.request([Message(RTM_DELADDR, 0, _encode_host(interface, a)) for a in addresses])
 
 
-def _route_to(address: bytes, flags: int = 0) -> bytes:
+def _link(payload: bytes) -> Link:
+    found = nla.attributes(payload, _LINK.size)
+    info = nla.attributes(found.get(IFLA_LINKINFO, b""))
+    data = nla.attributes(info.get(IFLA_INFO_DATA, b""))
+    is_bridge = nla.text_of(info.get(IFLA_INFO_KIND, b"")) == "bridge"
+    calls = {family for family, kind in IFLA_BR_NF_CALL.items() if any(data.get(kind, b""))}
+    return Link(
+        name=nla.text_of(found.get(IFLA_IFNAME, b"")),
+        index=_LINK.unpack_from(payload)[2],
+        is_port=IFLA_MASTER in found,
+        alias=nla.text_of(found.get(IFLA_IFALIAS, b"")),
+        is_bridge=is_bridge,
+        filtered=frozenset(calls) if is_bridge else frozenset(),
+    )
+
+
+def _encode_route_request(address: bytes, flags: int = 0) -> bytes:
     family = _AF[family_of(address)]
     return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, flags) + nla.attribute(RTA_DST, address)
 
 
-def _route(reply: Reply, names: Mapping[int, str]) -> Route:
+def _parse_route(reply: Reply, names: Mapping[int, str]) -> Route:
     if reply.errno or not reply.answers:
         return Route(error=_NO_ROUTE.get(reply.errno, os.strerror(reply.errno)))
     payload = reply.answers[0].payload
@@ -213,7 +236,7 @@ def _route(reply: Reply, names: Mapping[int, str]) -> Route:
     return Route("", names.get(index, ""), found.get(RTA_PREFSRC, b""), local=kind == RTN_LOCAL)
 
 
-def _host(interface: int, address: bytes) -> bytes:
+def _encode_host(interface: int, address: bytes) -> bytes:
     family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
     return (
         _ADDRESS.pack(family, len(address) * 8, 0, 0, interface)
@@ -222,7 +245,7 @@ def _host(interface: int, address: bytes) -> bytes:
     )
 
 
-def _own_address(payload: bytes) -> bytes | None:
+def _parse_own_address(payload: bytes) -> bytes | None:
     """The node's end of an address: IFA_LOCAL, or IFA_ADDRESS where there is no other end."""
     address = None
     for kind, value in nla.iter_attributes(payload, _ADDRESS.size):
@@ -238,13 +261,10 @@ def local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[b
 
     An address that an excluded and another interface share counts (k8s 114815).
     """
-    route = RouteSocket()
-    try:
+    with RouteSocket() as route:
         skipped = {index for name, index in route.links().items() if name in exclude} if exclude else set()
         found = {item.address for item in route.addresses(family) if item.interface not in skipped}
         return tuple(sorted(found))
-    finally:
-        route.close()
 
 
 class AddressMonitor:

@@ -3,7 +3,8 @@
 Every change is written to a journal before it is made, with the value found, so that a later clean-up (another
 process, perhaps after a crash) can undo it; a value that was changed externally since stays. A setting
 that cannot be written never stops the proxy: containers with a read-only /proc are common, and what is missing
-is reported as a condition instead (k8s 141943).
+is reported as a condition instead (k8s 141943). The same goes for a value that another program changes later: it is
+restored, a few times at most.
 """
 
 from __future__ import annotations
@@ -12,15 +13,41 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from pointsman.conditions import Condition
 from pointsman.obs.log import get_log
 
+RESTORED_SECONDS: Final = 20.0
+"""How long a condition says that a setting was restored."""
+MAX_RESTORES: Final = 3
+RESTORE_WINDOW_SECONDS: Final = 3600.0
+"""A setting is restored that often in that time: another program may insist on its value."""
+
 _log = get_log(__name__)
+
+
+class _Wanted(msgspec.Struct):
+    """A setting that this process keeps."""
+
+    value: str
+    at_least: bool
+    """A larger number is as good."""
+    effect: str = ""
+    """What does not work otherwise, in front of every message."""
+    problem: Condition | None = None
+    restored: list[float] = []
+    """When another program's value was replaced, within the window."""
+
+    def is_met(self, found: str | None) -> bool:
+        if self.at_least and found is not None and found.isdigit():
+            return int(found) >= int(self.value)
+        return found == self.value
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -53,10 +80,19 @@ class Sysctls:
     each finds its own changes only.
     """
 
-    def __init__(self, root: Path = Path("/"), journal: Path | None = None) -> None:
-        self._root, self._journal = root, journal
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        journal: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.restored = 0
+        """How often another program's value was replaced."""
+        self._root, self._journal, self._clock = root, journal, clock
+        self._wanted: dict[str, _Wanted] = {}
         self._lock = threading.Lock()
-        self._namespace = _network_namespace()
+        self._namespace = _find_network_namespace()
         self._own: dict[str, Change] = {}
         self._journal_fails = False
 
@@ -64,7 +100,7 @@ class Sysctls:
     def changes(self) -> dict[str, Change]:
         """All changes on record, those of earlier runs included."""
         with self._lock:
-            return self._recorded()
+            return self._read_recorded()
 
     def read(self, name: str) -> str | None:
         """The value without its newline; None when there is no such setting here."""
@@ -80,34 +116,95 @@ class Sysctls:
         except ValueError:
             return None
 
-    def ensure(self, name: str, value: int | str) -> Condition | None:
-        """Make the setting have this value; return a condition when that is impossible."""
-        wanted = str(value)
+    def ensure(self, name: str, value: int | str, *, at_least: bool = False, effect: str = "") -> bool:
+        """Make the setting have this value, now and at every `restore`; return whether that succeeded.
+
+        With `at_least`, a larger number is no problem where it cannot be written, or where it is found later. `effect` says
+        what does not work otherwise.
+        """
         with self._lock:
+            wanted = self._wanted.get(name)
+            if wanted is not None and wanted.value == str(value):
+                self._restore_wanted(name, wanted)
+                return wanted.is_met(self.read(name))
+            wanted = self._wanted[name] = _Wanted(str(value), at_least, f"{effect}: " if effect else "")
             found = self.read(name)
-            if found == wanted:
-                return None
-            earlier = self._recorded().get(name)
-            if found is not None:
-                self._record(name, Change(earlier.before if earlier else found, wanted))
-            try:
-                self._path(name).write_text(wanted)
-            except OSError as error:
-                self._record(name, earlier)
-                have = f"it is {found}" if found is not None else "it cannot be read"
-                return Condition.false(
-                    _condition_type(name),
-                    "NotWritable",
-                    f"cannot set {name} to {wanted} ({error.strerror}); {have}",
-                    "set it on the host",
-                )
-        _log.info("Changed a sysctl", name=name, value=wanted, before=found)
+            problem = None if found == wanted.value else self._set(name, wanted)
+            wanted.problem = None if wanted.is_met(found) else problem
+            return problem is None
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Names of the settings that are kept."""
+        return frozenset(self._wanted)
+
+    def forget_wanted(self, names: Iterable[str]) -> None:
+        """Keep these settings no longer; those on record can still be undone."""
+        with self._lock:
+            for name in names:
+                self._wanted.pop(name, None)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """Return one for each setting that does not have the value it should, or did not have it a moment ago."""
+        return tuple(one.problem for one in tuple(self._wanted.values()) if one.problem is not None)
+
+    def restore(self) -> None:
+        """Compare all settings with what they should be, and write those that were changed externally."""
+        with self._lock:
+            for name, wanted in self._wanted.items():
+                self._restore_wanted(name, wanted)
+
+    def _restore_wanted(self, name: str, wanted: _Wanted) -> None:
+        found, now = self.read(name), self._clock()
+        wanted.restored = [at for at in wanted.restored if now - at < RESTORE_WINDOW_SECONDS]
+        if wanted.is_met(found):
+            if not wanted.restored or now - wanted.restored[-1] >= RESTORED_SECONDS:
+                wanted.problem = None
+            return
+        if wanted.problem is not None and wanted.problem.reason == "NotWritable":
+            wanted.problem = self._set(name, wanted)
+            return
+        if found is None:
+            return  # A reading that failed says nothing about other programs.
+        changed = f"{wanted.effect}another program set {name} to {found} instead of {wanted.value}"
+        remedy = "find the program (tuned, a sysctl.d file, `pointsman cleanup`), or configure its value here"
+        if len(wanted.restored) >= MAX_RESTORES:
+            message = f"{changed}; it was restored {MAX_RESTORES} times within an hour and is left now"
+            wanted.problem = Condition.false(
+                _format_condition_type(name), "ChangedExternally", message, remedy
+            )
+            return
+        wanted.problem = self._set(name, wanted)
+        if wanted.problem is None:
+            self.restored += 1
+            wanted.restored.append(now)
+            message = f"{changed}; it was restored"
+            wanted.problem = Condition.false(_format_condition_type(name), "Restored", message, remedy)
+
+    def _set(self, name: str, wanted: _Wanted) -> Condition | None:
+        """Record and write a value; return a condition when that is impossible."""
+        value = wanted.value
+        found, earlier = self.read(name), self._read_recorded().get(name)
+        if found is not None:
+            self._record(name, Change(earlier.before if earlier else found, value))
+        try:
+            self._path(name).write_text(value)
+        except OSError as error:
+            self._record(name, earlier)
+            have = f"it is {found}" if found is not None else "it cannot be read"
+            return Condition.false(
+                _format_condition_type(name),
+                "NotWritable",
+                f"{wanted.effect}cannot set {name} to {value} ({error.strerror}); {have}",
+                "set it on the host",
+            )
+        _log.info("Changed a sysctl", name=name, value=value, before=found)
         return None
 
     def undo(self, keep: Collection[str] = ()) -> list[Undone]:
         """Put back every value on record that is still ours, but those to `keep`; what could not be written stays on record."""
         with self._lock:
-            recorded = self._recorded()
+            recorded = self._read_recorded()
             undone = [self._restore(name, change) for name, change in recorded.items() if name not in keep]
             self._own = {name: change for name, change in recorded.items() if name in keep}
             self._own |= {one.name: one.change for one in undone if one.error}
@@ -131,12 +228,12 @@ class Sysctls:
     def _path(self, name: str) -> Path:
         return self._root / name[1:] if name.startswith("/") else self._root / "proc" / "sys" / name
 
-    def _recorded(self) -> dict[str, Change]:
+    def _read_recorded(self) -> dict[str, Change]:
         """The journal is the truth, because several objects may share it; memory covers for one not writable."""
         return {**self._own, **_load(self._journal).get(self._namespace, {})}
 
     def _record(self, name: str, change: Change | None) -> None:
-        section = self._recorded()
+        section = self._read_recorded()
         for record in (section, self._own):
             if change is None:
                 record.pop(name, None)
@@ -165,7 +262,7 @@ class Sysctls:
                 )
 
 
-def _condition_type(name: str) -> str:
+def _format_condition_type(name: str) -> str:
     """`SysctlNfConntrackMax` for `net/netfilter/nf_conntrack_max`."""
     parts = re.split(r"[_-]", name.rpartition("/")[2])
     return "Sysctl" + "".join(part.capitalize() for part in parts)
@@ -184,7 +281,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _network_namespace() -> str:
+def _find_network_namespace() -> str:
     try:
         return str(Path("/proc/thread-self/ns/net").readlink())
     except OSError:

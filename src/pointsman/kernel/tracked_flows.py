@@ -16,9 +16,12 @@ _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _FILTER_ORIGINAL_FLAGS: Final = 1
 _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
 _SEEN_REPLY: Final = 1 << 1
-_ESTABLISHED: Final = 3
-_TCP_STATE: Final = struct.pack("=HHH", 1 | attributes.NLA_F_NESTED, 5, 1)
-"""What stands before the state of a TCP flow in a message: the kind of the block and the head of its first attribute."""
+_TCP, _UDP, _SCTP = 6, 17, 132
+_ESTABLISHED: Final = {
+    _TCP: struct.pack("=HHHB", 1 | attributes.NLA_F_NESTED, 5, 1, 3),
+    _SCTP: struct.pack("=HHHB", 3 | attributes.NLA_F_NESTED, 5, 1, 4),
+}
+"""Bytes of a message about an established connection: the kind of the block, the head of its first attribute, the state."""
 _ZONE_HEADER: Final = struct.pack("=HH", 6, _ZONE)
 _NESTED: Final = attributes.NLA_F_NESTED
 _HEADER_LENGTH: Final = 4
@@ -56,13 +59,22 @@ class Flow(NamedTuple):
         )
 
 
-class Opened(NamedTuple):
-    """Where the first packet of an open flow went, and who answers."""
+class FlowPath(NamedTuple):
+    """Where the first packet of a flow went, and who answers."""
 
     destination: bytes
     destination_port: int
     reply_source: bytes
     reply_source_port: int
+
+
+class Sighting(NamedTuple):
+    """A tracked flow as far as counting needs it."""
+
+    path: FlowPath
+    is_open: bool
+    key: int
+    """Equal for the same flow in two readings; the chance that two flows have the same is negligible."""
 
 
 class FlowQuery(NamedTuple):
@@ -163,20 +175,18 @@ class FlowDecoder:
             replied,
         )
 
-    def opened(self, payload: bytes, query: FlowQuery) -> Opened | None:
-        """Return client and endpoint of the flow in a message, if it matches the query and neither side has begun to close it."""
+    def sight(self, payload: bytes, query: FlowQuery) -> Sighting | None:
+        """Return the flow of a message, if it matches the query."""
         fields = self.by_layout(payload) or self.by_attributes(payload)
         if fields is None:
             return None
         port = int.from_bytes(fields[4], "big")
         if not query.matches(fields[2], fields[1], port):
             return None
-        state = payload.find(_TCP_STATE)
-        if state >= 0 and payload[state + len(_TCP_STATE)] > _ESTABLISHED:
-            return None
         if _ZONE_HEADER in payload and any(attributes.attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")):
             return None
-        return Opened(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
+        path = FlowPath(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
+        return Sighting(path, is_open(fields[2], payload), hash(fields[:5]))
 
     def by_layout(self, payload: bytes) -> _Fields | None:
         """The fields of a message that looks as every kernel so far writes it."""
@@ -205,6 +215,18 @@ class FlowDecoder:
         if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
             return None
         return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
+
+
+def is_open(protocol: int, payload: bytes) -> bool:
+    """Whether a message is about an open connection: TCP and SCTP that is established, UDP that was answered.
+
+    Every count of connections is made with this function. The kernel keeps a flow for minutes after either side closed it.
+    """
+    if protocol == _UDP:
+        status = attributes.attributes(payload, _HEADER_LENGTH).get(_STATUS, b"")
+        return bool(int.from_bytes(status, "big") & _SEEN_REPLY)
+    established = _ESTABLISHED.get(protocol)
+    return established is not None and established in payload
 
 
 def selection(family: Family, query: FlowQuery) -> bytes:

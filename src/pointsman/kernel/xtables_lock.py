@@ -41,13 +41,13 @@ def hold(
     """Hold both locks inside the `with` block; raises Busy, naming the holder, after a timeout."""
     deadline = clock() + timeout
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_locked_file(lock_file, deadline, interval, sleep, clock))
-        stack.enter_context(_bound_socket(old_socket, deadline, interval, sleep, clock))
+        stack.enter_context(_lock_file(lock_file, deadline, interval, sleep, clock))
+        stack.enter_context(_bind_socket(old_socket, deadline, interval, sleep, clock))
         yield
 
 
 @contextlib.contextmanager
-def _locked_file(
+def _lock_file(
     path: Path, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
 ) -> Iterator[None]:
     try:
@@ -71,7 +71,7 @@ def _locked_file(
 
 
 @contextlib.contextmanager
-def _bound_socket(
+def _bind_socket(
     name: str, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
 ) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
@@ -98,43 +98,37 @@ def describe_busy(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> st
 def find_lock_holders(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> list[str]:
     """Return `name (pid N)` of every process that locks the file, or else of those that have it open."""
     try:
-        inode = lock_file.stat().st_ino
+        lock = lock_file.stat()
     except OSError:
         return []
-    pids = _pids_from_locks(proc, inode) or _pids_with_open_file(proc, inode)
-    return [f"{_process_name(proc, pid)} (pid {pid})" for pid in sorted(pids)]
+    pids = _find_pids_in_locks(proc, lock) or _find_pids_with_open_file(proc, lock)
+    return [f"{_read_process_name(proc, pid)} (pid {pid})" for pid in sorted(pids)]
 
 
-def _pids_from_locks(proc: Path, inode: int) -> set[int]:
+def _find_pids_in_locks(proc: Path, lock: os.stat_result) -> set[int]:
     """Return the holders in the kernel's lock table, which shows 0 or -1 for processes of other pid namespaces."""
     try:
         lines = (proc / "locks").read_text().splitlines()
     except OSError:
         return set()
-    pids = set()
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 6 or fields[1] == "->" or fields[1] != "FLOCK":
-            continue
-        if fields[5].rpartition(":")[2] == str(inode) and fields[4].isdigit() and fields[4] != "0":
-            pids.add(int(fields[4]))
-    return pids
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    # Those that wait for the lock have an arrow in place of the kind.
+    held = [fields for line in lines if (fields := line.split())[1:2] == ["FLOCK"] and fields[5] == place]
+    return {int(fields[4]) for fields in held if fields[4].isdigit() and fields[4] != "0"}
 
 
-def _pids_with_open_file(proc: Path, inode: int) -> set[int]:
-    own = os.getpid()
+def _find_pids_with_open_file(proc: Path, lock: os.stat_result) -> set[int]:
     pids = set()
     for directory in proc.glob("[0-9]*"):
-        pid = int(directory.name)
         with contextlib.suppress(OSError):
             for descriptor in (directory / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if pid != own and descriptor.stat().st_ino == inode:
-                        pids.add(pid)
-    return pids
+                    if os.path.samestat(descriptor.stat(), lock):
+                        pids.add(int(directory.name))
+    return pids - {os.getpid()}
 
 
-def _process_name(proc: Path, pid: int) -> str:
+def _read_process_name(proc: Path, pid: int) -> str:
     try:
         return (proc / str(pid) / "comm").read_text().strip()
     except OSError:

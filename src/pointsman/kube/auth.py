@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pointsman.errors import ConfigError, KubeError
 from pointsman.files import Signature, get_signature, read_file
-from pointsman.kube.access import MAX_CREDENTIAL_BYTES, Access, ExecPlugin, Material, read_material
+from pointsman.kube.access import MAX_CREDENTIAL_BYTES, Access, ExecPlugin, Material
+from pointsman.kube.certificates import load_pair, trust
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.exec_plugin import ExecCredential, PluginFailed, run_plugin
 from pointsman.kube.kubeconfig import access_from_kubeconfig, read_kubeconfig
@@ -75,9 +74,9 @@ class Credentials:
     async def present(self) -> Presented:
         """Return what to send now. Raises KubeError when nothing is usable."""
         self._reread_kubeconfig()
-        granted = await self._exec_credential()
+        granted = await self._get_exec_credential()
         headers = list(self._access.impersonation)
-        token = granted.token if granted is not None and granted.token else self._current_token()
+        token = granted.token if granted is not None and granted.token else self._read_token()
         if token:
             headers.append(("Authorization", f"Bearer {token}"))
         elif self._access.username:
@@ -86,15 +85,15 @@ class Credentials:
         for name, value in headers:
             if _NOT_IN_A_HEADER.search(value):
                 raise KubeError(f"{name} ({self._access.origin}): holds a character that no header may hold")
-        tls = self._tls(granted) if self._access.server.startswith("https:") else None
+        tls = self._build_tls(granted) if self._access.server.startswith("https:") else None
         return Presented(tuple(headers), tls)
 
     def check(self) -> None:
         """Read the files once. Raises ConfigError naming field and file; later errors are reported by each request."""
         try:
-            self._current_token()
+            self._read_token()
             if self._access.server.startswith("https:"):
-                self._tls(None)
+                self._build_tls(None)
         except KubeError as error:
             raise ConfigError([str(error)]) from error
 
@@ -104,7 +103,7 @@ class Credentials:
         self._granted = None
         previous = self._token
         self._token_signature = None
-        return renewable or self._current_token() != previous
+        return renewable or self._read_token() != previous
 
     def _reread_kubeconfig(self) -> None:
         """Use the identity, CA, server name and proxy of a changed kubeconfig; a change of the server needs a restart."""
@@ -129,7 +128,7 @@ class Credentials:
         if new.exec_plugin != old.exec_plugin:
             self._granted = None
 
-    async def _exec_credential(self) -> ExecCredential | None:
+    async def _get_exec_credential(self) -> ExecCredential | None:
         plugin = self._access.exec_plugin
         if plugin is None:
             return None
@@ -152,7 +151,7 @@ class Credentials:
         finally:
             self._listener.on_plugin_run(outcome, code)
 
-    def _current_token(self) -> str:
+    def _read_token(self) -> str:
         path = self._access.token_file
         if path is None:
             return self._token
@@ -168,7 +167,7 @@ class Credentials:
                 self._warn_once("Token file not usable, keeping the last token", problem)
         return self._token
 
-    def _tls(self, granted: ExecCredential | None) -> ssl.SSLContext:
+    def _build_tls(self, granted: ExecCredential | None) -> ssl.SSLContext:
         certificate, key = self._access.client_certificate, self._access.client_key
         if granted is not None and granted.client_certificate is not None:
             certificate, key = granted.client_certificate, granted.client_key
@@ -179,7 +178,7 @@ class Credentials:
         if self._context is not None and wanted == self._context_key:
             return self._context
         try:
-            self._context = _context(self._access, certificate, key)
+            self._context = _build_context(self._access, certificate, key)
             self._context_key = wanted
         except (OSError, ValueError) as error:
             if self._context is None:
@@ -209,61 +208,17 @@ def _token_from_file(path: Path) -> str:
     return token
 
 
-def _context(access: Access, certificate: Material, key: Material) -> ssl.SSLContext:
+def _build_context(access: Access, certificate: Material, key: Material) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.insecure_skip_tls_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif access.ca is not None:
-        _trust(context, access.ca)
+        trust(context, access.ca, "certificate-authority")
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions it asks for.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if certificate is not None and key is not None:
-        with (
-            _as_file(certificate, "client-certificate") as cert_path,
-            _as_file(key, "client-key") as key_path,
-        ):
-            try:
-                # An encrypted key must fail; without a callback OpenSSL would ask on the terminal.
-                context.load_cert_chain(cert_path, key_path, password=lambda: b"")
-            except ssl.SSLError as error:
-                names = f"{_name(certificate, 'client-certificate')} and {_name(key, 'client-key')}"
-                raise ValueError(f"{names}: {error.reason or 'not a usable pair'}") from error
+        load_pair(context, certificate, key, ("client-certificate", "client-key"))
     return context
-
-
-def _trust(context: ssl.SSLContext, ca: bytes | Path) -> None:
-    field = "certificate-authority"
-    text = _content(ca, field).decode("ascii", errors="replace")
-    if "-----BEGIN CERTIFICATE-----" not in text:
-        raise ValueError(f"{_name(ca, field)} holds no PEM certificate")
-    try:
-        context.load_verify_locations(cadata=text)
-    except ssl.SSLError as error:
-        raise ValueError(f"{_name(ca, field)}: {error.reason or 'not usable'}") from error
-
-
-@contextmanager
-def _as_file(material: bytes | Path, field: str) -> Iterator[str]:
-    """A path OpenSSL can open without waiting: the material lives in anonymous memory, never on disk."""
-    content = _content(material, field)
-    descriptor = os.memfd_create(field, os.MFD_CLOEXEC)
-    try:
-        os.write(descriptor, content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
-
-
-def _content(material: bytes | Path, field: str) -> bytes:
-    """The PEM itself. Raises ValueError naming field and file."""
-    try:
-        return read_material(material)
-    except OSError as error:
-        raise ValueError(f"{field} {error.strerror}") from error
-
-
-def _name(material: Material, field: str) -> str:
-    return f"{field} {material}" if isinstance(material, Path) else f"{field}-data"

@@ -17,16 +17,16 @@ from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.http.client import HttpClient
 from pointsman.http.connector import Connector
 from pointsman.http.messages import HttpError, InvalidHttp, Request, Response
-from pointsman.kube.access import Access
+from pointsman.kube.access import Access, find_environment_proxy
 from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.client_metrics import RequestListener
+from pointsman.kube.codec import TooLarge
 from pointsman.kube.formats import JSON, decode_status
-from pointsman.kube.proxy_environment import proxy_from_environment
 from pointsman.kube.timing import Clock, RateLimit, Sleep
 
 STREAM_HEADERS_SECONDS = 30.0
-MAX_BODY_BYTES = 128 * 1024 * 1024
-"""Uncompressed, of one response. A page of 2,000 objects with 60 KiB each fits; for more, ask for smaller pages."""
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Uncompressed, of one response. A page of 2,000 objects with 8 KiB each fits; for more, ask for smaller pages."""
 _MAX_ERROR_BODY_BYTES, _ERROR_BODY_TIMEOUT_SECONDS = 64 * 1024, 5.0
 _MAX_DETAIL_CHARACTERS = 500
 _TRANSFER_TIMEOUT_SECONDS = 600.0
@@ -34,15 +34,7 @@ _DEFAULT_RETRY_AFTER_SECONDS, _MAX_RETRY_AFTER_SECONDS = 1.0, 60.0
 
 
 class RequestFailed(KubeError):
-    """A request got no response, or one that cannot be read; `reason` says why, without naming the request."""
-
-    def __init__(self, request: str, reason: str) -> None:
-        super().__init__(f"{request}: {reason}")
-        self.reason = reason
-
-
-class TooLarge(KubeError):
-    """A response is larger than the limit; request less at a time."""
+    """A request got no response, or one that cannot be read."""
 
 
 class ApiClient:
@@ -75,6 +67,10 @@ class ApiClient:
         return self._server
 
     @property
+    def _accepts_gzip(self) -> bool:
+        return not self._credentials.access.disable_compression
+
+    @property
     def advice(self) -> str:
         """What to do when the server cannot be reached; empty where there is nothing to change."""
         return self._credentials.access.advice
@@ -95,8 +91,7 @@ class ApiClient:
         `timeout` limits each wait for data; the whole transfer has ten minutes, because a long list takes time.
         """
         headers = [("Accept", accept)] + ([("Content-Type", content_type)] if body is not None else [])
-        gzip = not self._credentials.access.disable_compression
-        request = Request(method, path, params or {}, tuple(headers), body, accepts_gzip=gzip)
+        request = Request(method, path, params or {}, tuple(headers), body, accepts_gzip=self._accepts_gzip)
         started, received = self._clock(), None
         try:
             async with (
@@ -108,7 +103,7 @@ class ApiClient:
                 return response
         except TimeoutError as error:
             raise RequestFailed(
-                self._name(request), f"not complete after {_TRANSFER_TIMEOUT_SECONDS:.0f} s"
+                f"{self._name(request)}: not complete after {_TRANSFER_TIMEOUT_SECONDS:.0f} s"
             ) from error
         finally:
             self._listener.on_complete(method, self._clock() - started, len(body or b""), received)
@@ -126,7 +121,8 @@ class ApiClient:
 
         A failure to read the response inside the context leaves as a KubeError, too.
         """
-        request = Request("GET", path, params or {}, (("Accept", accept),))
+        headers = (("Accept", accept),)
+        request = Request("GET", path, params or {}, headers, accepts_gzip=self._accepts_gzip)
         async with self._exchange(request, headers_timeout) as response:
             yield response
 
@@ -145,10 +141,10 @@ class ApiClient:
                 body = await self._read_error_body(
                     response, min(headers_timeout, _ERROR_BODY_TIMEOUT_SECONDS)
                 )
-                raise _error_for(response, self._name(request), body)
+                raise _build_error(response, self._name(request), body)
             yield response
         except HttpError as error:
-            raise self._failure(request, error) from error
+            raise self._build_failure(request, error) from error
         finally:
             response.close()
 
@@ -168,7 +164,7 @@ class ApiClient:
 
     async def _send_as(self, presented: Presented, request: Request, headers_timeout: float) -> Response:
         access = self._credentials.access
-        proxy = access.proxy_url or proxy_from_environment(access.server, self._environ)
+        proxy = access.proxy_url or find_environment_proxy(access.server, self._environ)
         # client-go has the same variable: a way out where something in between breaks HTTP/2.
         connector = Connector(
             access.server,
@@ -189,9 +185,11 @@ class ApiClient:
             async with asyncio.timeout(headers_timeout):
                 return await self._http.send(signed, connector)
         except TimeoutError as error:
-            raise RequestFailed(self._name(request), f"no response within {headers_timeout:.0f} s") from error
+            raise RequestFailed(
+                f"{self._name(request)}: no response within {headers_timeout:.0f} s"
+            ) from error
         except HttpError as error:
-            raise self._failure(request, error) from error
+            raise self._build_failure(request, error) from error
 
     async def _read_body(self, request: Request, response: Response, idle: float) -> bytes:
         body = io.BytesIO()
@@ -200,7 +198,7 @@ class ApiClient:
                 async with asyncio.timeout(idle):
                     piece = await response.read()
             except TimeoutError as error:
-                raise RequestFailed(self._name(request), f"no data for {idle:.0f} s") from error
+                raise RequestFailed(f"{self._name(request)}: no data for {idle:.0f} s") from error
             if not piece:
                 return body.getvalue()
             if body.tell() + len(piece) > self._max_body:
@@ -225,9 +223,9 @@ class ApiClient:
     def _name(self, request: Request) -> str:
         return f"{request.method} {self._server}{request.path}"
 
-    def _failure(self, request: Request, error: HttpError) -> RequestFailed:
+    def _build_failure(self, request: Request, error: HttpError) -> RequestFailed:
         reason = f"not valid HTTP: {error}" if isinstance(error, InvalidHttp) else str(error)
-        return RequestFailed(self._name(request), _to_one_line(reason))
+        return RequestFailed(f"{self._name(request)}: {_to_one_line(reason)}")
 
 
 def _to_one_line(text: str) -> str:
@@ -235,7 +233,7 @@ def _to_one_line(text: str) -> str:
     return " ".join(text.split())[:_MAX_DETAIL_CHARACTERS]
 
 
-def _error_for(response: Response, name: str, body: bytes) -> KubeError:
+def _build_error(response: Response, name: str, body: bytes) -> KubeError:
     status, reason = response.status, _to_one_line(response.reason)
     detail = _to_one_line(decode_status(body).message)
     message = f"{name}: HTTP {status} {reason}".rstrip() + (f": {detail}" if detail else "")

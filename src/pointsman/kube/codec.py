@@ -1,15 +1,15 @@
 """Decoding of lists and watches: what every format has in common, and JSON. `kube/protobuf.py` is the other format.
 
-A page is decoded as a whole; only when that fails is it decoded item by item, so that one object that does not fit its
-type is left out by name and the others are kept.
+The items of a page are decoded one at a time, when they are needed: a page takes hardly more memory than its bytes, and one
+object that does not fit its type is left out by name.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,14 +19,22 @@ from pointsman.model.objects import EndpointSlice, KubeObject
 T = TypeVar("T", bound=KubeObject)
 Data = bytes | msgspec.Raw
 
-MAX_EVENT_BYTES = 8 * 1024 * 1024
-"""Several times what an API server stores of one object."""
+MAX_OBJECT_BYTES = 3 * 1024 * 1024
+"""More than an API server takes in one request. Decoded, an object can take sixteen times as much."""
+MAX_JSON_VALUES = 1_000_000
+"""In one page or event. A short value takes far more memory than its bytes."""
+MAX_JSON_DEPTH = 200
+"""Of nested values. msgspec decodes them recursively, and the stack of a thread can be small."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 _MAX_KIND_CHARACTERS = 100
 
 
 class Unreadable(KubeError):
     """The server sent something that does not follow the protocol."""
+
+
+class TooLarge(Unreadable):
+    """A response beyond the limit; request less at a time."""
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -44,20 +52,19 @@ class BadObject(msgspec.Struct, frozen=True):
     error: str
 
 
-class Page(msgspec.Struct, frozen=True):
-    """One page of a list"""
+class Page(NamedTuple, Generic[T]):
+    """One page of a list; iterating over its items decodes them, and raises Unreadable."""
 
     metadata: ListMeta
-    objects: list[KubeObject]
-    bad: list[BadObject]
+    items: Iterator[T | BadObject]
 
 
-class RawPage(msgspec.Struct, frozen=True):
+class RawPage(NamedTuple):
     """A page whose items are not decoded yet"""
 
-    kind: str = ""
-    metadata: ListMeta = ListMeta()
-    items: Iterable[Data] = ()
+    kind: str
+    metadata: ListMeta
+    items: Iterator[Data]
 
 
 class StatusObject(msgspec.Struct, frozen=True):
@@ -72,7 +79,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
     """One event of a watch, its object still undecoded"""
 
     type: str
-    object: Data
+    object: msgspec.Raw
 
 
 class Identity(msgspec.Struct, frozen=True, rename="camel"):
@@ -133,9 +140,11 @@ class Decoder(ABC, Generic[T]):
         self._usual_start = b"none yet"
         """How objects of this kind usually begin: it spares reading the kind of each."""
 
-    def page(self, body: bytes) -> Page:
-        """Raises Unreadable when the body is not a list of this kind."""
-        return decode_with(self._page_by_item, body)
+    def page(self, body: bytes) -> Page[T]:
+        """Raises Unreadable when the body is not a list of this kind, and TooLarge."""
+        raw = decode_with(self._read_page, body)
+        check_kind(raw.kind, f"{self._kind}List")
+        return Page(raw.metadata, self._decode_items(raw.items))
 
     def event(self, frame: bytes) -> WatchEvent:
         """Raises Unreadable for anything but a watch event of this kind."""
@@ -154,8 +163,8 @@ class Decoder(ABC, Generic[T]):
         try:
             contents = decode_with(self._open, data)
         except Unreadable as error:
-            return _bad_object(Identity(), str(error))
-        return self._item(contents)
+            return _build_bad_object(Identity(), str(error))
+        return self._decode_item(contents)
 
     def kind_of(self, data: Data) -> str:
         """Return the kind that the object of an event names; empty where it names none."""
@@ -164,32 +173,25 @@ class Decoder(ABC, Generic[T]):
         except Unreadable:
             return ""
 
-    def _page_by_item(self, body: bytes) -> Page:
-        raw = self._read_page(body)
-        check_kind(raw.kind, f"{self._kind}List")
-        objects: list[KubeObject] = []
-        bad: list[BadObject] = []
-        for item in raw.items or ():
-            result = self._item(item)
-            if isinstance(result, BadObject):
-                bad.append(result)
-            else:
-                objects.append(result)
-        return Page(raw.metadata, objects, bad)
+    def _decode_items(self, items: Iterator[Data]) -> Iterator[T | BadObject]:
+        while (item := decode_with(lambda rest: next(rest, None), items)) is not None:
+            yield self._decode_item(item)
 
-    def _item(self, contents: Data) -> T | BadObject:
+    def _decode_item(self, contents: Data) -> T | BadObject:
+        if memoryview(contents).nbytes > MAX_OBJECT_BYTES:
+            return self._build_bad_item(contents, f"larger than {MAX_OBJECT_BYTES >> 20} MiB")
         try:
             result = decode_with(self._read, contents)
         except Unreadable as error:
-            return self._bad_item(contents, str(error))
-        return result if result.metadata.name else self._bad_item(contents, "metadata.name is missing")
+            return self._build_bad_item(contents, str(error))
+        return result if result.metadata.name else self._build_bad_item(contents, "metadata.name is missing")
 
-    def _bad_item(self, contents: Data, error: str) -> BadObject:
+    def _build_bad_item(self, contents: Data, error: str) -> BadObject:
         try:
             identity = decode_with(self._read_identity, contents)
         except Unreadable:
             identity = Identity()
-        return _bad_object(identity, error)
+        return _build_bad_object(identity, error)
 
     @abstractmethod
     def splitter(self) -> Splitter: ...
@@ -220,7 +222,7 @@ def check_kind(found: str, wanted: str) -> None:
         raise Unreadable(f"its kind is {found[:_MAX_KIND_CHARACTERS]!r}, not {wanted}")
 
 
-def _bad_object(identity: Identity, error: str) -> BadObject:
+def _build_bad_object(identity: Identity, error: str) -> BadObject:
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
     return BadObject(key or "(unnamed)", identity.resource_version, error)
 
@@ -231,13 +233,6 @@ class _JsonPage(msgspec.Struct, frozen=True):
     kind: str = ""
     metadata: ListMeta = ListMeta()
     items: list[msgspec.Raw] | None = None
-
-
-class _JsonEvent(msgspec.Struct, frozen=True):
-    """One line of a watch"""
-
-    type: str
-    object: msgspec.Raw
 
 
 class _Identified(msgspec.Struct, frozen=True):
@@ -252,12 +247,45 @@ class _OfSomeKind(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-_decode_event = msgspec.json.Decoder(_JsonEvent).decode
+_decode_event = msgspec.json.Decoder(WatchEvent).decode
 _decode_bookmark = msgspec.json.Decoder(Bookmark).decode
 _decode_raw_page = msgspec.json.Decoder(_JsonPage).decode
 _decode_identity = msgspec.json.Decoder(_Identified).decode
 _decode_kind = msgspec.json.Decoder(_OfSomeKind).decode
-decode_json_status = msgspec.json.Decoder(StatusObject).decode
+_decode_status = msgspec.json.Decoder(StatusObject).decode
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+
+
+def check_json(data: bytes) -> None:
+    """Raise TooLarge for a text with too many values, Unreadable for one nested too deeply, whether or not it is JSON."""
+    if data.count(b",") > MAX_JSON_VALUES:
+        raise TooLarge(f"more than {MAX_JSON_VALUES} values")
+    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH:
+        check_depth(data)
+
+
+def check_depth(data: bytes) -> None:
+    """Raise Unreadable for a JSON text whose brackets are nested too deeply. In a few passes of C, for it may be long.
+
+    Without their other characters strings are pairs of quotes, and most vanish at once. So do, level by level, brackets that
+    enclose nothing.
+    """
+    if b"\\" in data:
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    quoted = data.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    brackets = b"".join(quoted.split(b'"')[::2])
+    for _ in range(MAX_JSON_DEPTH):
+        rest = brackets.replace(b"{}", b"").replace(b"[]", b"")
+        if len(rest) == len(brackets):
+            break
+        brackets = rest
+    if len(brackets) > MAX_JSON_DEPTH:
+        raise Unreadable("nested too deeply")
+
+
+def decode_json_status(data: bytes) -> StatusObject:
+    check_json(data)
+    return _decode_status(data)
 
 
 class JsonDecoder(Decoder[T]):
@@ -265,43 +293,20 @@ class JsonDecoder(Decoder[T]):
 
     def __init__(self, kind: type[T]) -> None:
         super().__init__(kind)
-        page: Any = msgspec.defstruct(
-            f"{kind.__name__}Page",
-            [
-                ("kind", str, ""),
-                ("metadata", ListMeta, ListMeta()),
-                ("items", list[kind] | None, None),  # type: ignore[valid-type]
-            ],
-            frozen=True,
-        )
-        self._decode_page = msgspec.json.Decoder(page).decode
         self._decode = msgspec.json.Decoder(kind).decode
         self._usual_start = f'{{"kind":"{self._kind}",'.encode()
-
-    def page(self, body: bytes) -> Page:
-        """Raises Unreadable when the body is not a list of this kind."""
-        try:
-            whole: Any = decode_with(self._decode_page, body)
-        except Unreadable:
-            return super().page(body)
-        check_kind(whole.kind, f"{self._kind}List")
-        objects = whole.items or []
-        if not all(item.metadata.name for item in objects):
-            return super().page(body)
-        for item in objects:
-            share_names(item)
-        return Page(whole.metadata, objects, [])
 
     def splitter(self) -> LineSplitter:
         return LineSplitter()
 
     def _read_page(self, body: bytes) -> RawPage:
+        check_json(body)
         page = _decode_raw_page(body)
-        return RawPage(page.kind, page.metadata, page.items or ())
+        return RawPage(page.kind, page.metadata, iter(page.items or ()))
 
     def _read_event(self, frame: bytes) -> WatchEvent:
-        event = _decode_event(frame)
-        return WatchEvent(event.type, event.object)
+        check_json(frame)
+        return _decode_event(frame)
 
     def _open(self, data: Data) -> Data:
         return data
@@ -342,7 +347,7 @@ class LineSplitter:
     Blank lines are skipped.
     """
 
-    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._length = 0

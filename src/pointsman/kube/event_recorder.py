@@ -31,6 +31,7 @@ _BURST = 25
 _PER_SECOND = 0.2
 _SERIES_INTERVAL_SECONDS = 60.0
 _MAX_NOTE_BYTES = 1024
+_CONTROLLER = "kube-proxy"
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -48,7 +49,7 @@ class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     api_version: str = "v1"
 
 
-def node_reference(name: str) -> ObjectReference:
+def refer_to_node(name: str) -> ObjectReference:
     """The own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
     return ObjectReference("Node", name, uid=name)
 
@@ -96,14 +97,12 @@ class EventRecorder(Recorder):
         client: ApiClient,
         *,
         node_name: str,
-        controller: str = "kube-proxy",
         clock: Clock = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
-        self._node = node_reference(node_name)
-        self._instance = f"{controller}-{node_name}"[:128]
-        self._controller = controller
+        self._node = refer_to_node(node_name)
+        self._instance = f"{_CONTROLLER}-{node_name}"[:128]
         self._clock = clock
         self._now = now
         self._queue: asyncio.Queue[tuple[_Key, str]] = asyncio.Queue(_MAX_QUEUED)
@@ -183,8 +182,8 @@ class EventRecorder(Recorder):
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": self._timestamp(),
-            "reportingController": self._controller,
+            "eventTime": self._format_now(),
+            "reportingController": _CONTROLLER,
             "reportingInstance": self._instance,
             "action": key.action,
             "reason": key.reason,
@@ -197,7 +196,7 @@ class EventRecorder(Recorder):
 
     async def _extend(self, series: _Series) -> bool:
         """Extend an existing event; return False when the server no longer has it."""
-        body = {"series": {"count": series.count, "lastObservedTime": self._timestamp()}}
+        body = {"series": {"count": series.count, "lastObservedTime": self._format_now()}}
         try:
             await self._client.request(
                 "PATCH", series.path, body=msgspec.json.encode(body), content_type=_MERGE_PATCH, timeout=10.0
@@ -214,7 +213,7 @@ class EventRecorder(Recorder):
         while len(self._series) > _MAX_SERIES:
             self._series.popitem(last=False)
 
-    def _timestamp(self) -> str:
+    def _format_now(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

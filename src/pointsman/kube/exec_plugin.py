@@ -93,7 +93,11 @@ async def run_plugin(
     """Run the plugin once. Raises PluginFailed naming the command and the last line of its standard error."""
     name = f"exec plugin {plugin.command} ({access.origin})"
     try:
-        environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
+        environment = {
+            **os.environ,
+            **dict(plugin.env),
+            "KUBERNETES_EXEC_INFO": _build_exec_info(plugin, access),
+        }
         process, collector = await asyncio.get_running_loop().subprocess_exec(
             _OutputCollector,
             plugin.command,
@@ -155,7 +159,7 @@ def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCr
     )
 
 
-def _exec_info(plugin: ExecPlugin, access: Access) -> str:
+def _build_exec_info(plugin: ExecPlugin, access: Access) -> str:
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster: dict[str, object] = {"server": access.server}

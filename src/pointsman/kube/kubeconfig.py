@@ -134,7 +134,7 @@ def load_access(
     if not kubeconfig and not master:
         return access_in_cluster(environment, service_account)
     if not kubeconfig:
-        return _access_by_master(master, environment, service_account)
+        return _build_master_access(master, environment, service_account)
     path = Path(kubeconfig)
     return access_from_kubeconfig(read_kubeconfig(path), path, master=master)
 
@@ -158,9 +158,9 @@ def access_in_cluster(
             "both set), and neither --kubeconfig nor --master is given; --manifests works without one"
         )
         raise ConfigError([problem])
-    if not _token_file(service_account).is_file():
+    if not _get_token_file(service_account).is_file():
         problem = (
-            f"in-cluster configuration: {_token_file(service_account)} is missing; "
+            f"in-cluster configuration: {_get_token_file(service_account)} is missing; "
             "set automountServiceAccountToken or give --kubeconfig"
         )
         raise ConfigError([problem])
@@ -169,20 +169,20 @@ def access_in_cluster(
     return _as_service_account(f"https://{authority}", origin, _ADVICE_FOR_THE_SERVICE, service_account)
 
 
-def _access_by_master(master: str, environ: Mapping[str, str], service_account: Path) -> Access:
+def _build_master_access(master: str, environ: Mapping[str, str], service_account: Path) -> Access:
     """Return access to the address given by flag: in a pod with its identity, elsewhere anonymous.
 
     The certificate must be valid for the given address and signed by the pod's CA. A token never travels without TLS.
     """
-    in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and _token_file(service_account).is_file()
-    server = _server_url(master, "--master", tls=in_pod)
+    in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and _get_token_file(service_account).is_file()
+    server = _parse_server_url(master, "--master", tls=in_pod)
     if not in_pod or not server.startswith("https:"):
         return Access(server=server, origin="--master", advice=_ADVICE_FOR_MASTER)
     origin = f"--master and service account in {service_account}"
     return _as_service_account(server, origin, _ADVICE_FOR_MASTER, service_account)
 
 
-def _token_file(service_account: Path) -> Path:
+def _get_token_file(service_account: Path) -> Path:
     return service_account / "token"
 
 
@@ -192,7 +192,7 @@ def _as_service_account(server: str, origin: str, advice: str, service_account: 
         server=server,
         origin=origin,
         ca=ca_file if ca_file.is_file() else None,
-        token_file=_token_file(service_account),
+        token_file=_get_token_file(service_account),
         advice=advice,
     )
 
@@ -205,11 +205,11 @@ def access_from_kubeconfig(data: bytes, path: Path, *, master: str = "", context
     if not name:
         if master:
             return Access(
-                server=_server_url(master, "--master", tls=False),
+                server=_parse_server_url(master, "--master", tls=False),
                 origin=f"--master and {where}",
                 advice=_ADVICE_FOR_MASTER,
             )
-        known = _known([entry.name for entry in file.contexts or ()])
+        known = _format_known([entry.name for entry in file.contexts or ()])
         raise ConfigError([f"{where}: current-context is not set; contexts in the file: {known}"])
     where = f"{where}: context {name!r}"
     selected = _find(file.contexts, name, f"{where} does not exist").context or _Context()
@@ -221,18 +221,20 @@ def access_from_kubeconfig(data: bytes, path: Path, *, master: str = "", context
     if selected.user:
         missing = f"{where}: user {selected.user!r} does not exist"
         user = _find(file.users, selected.user, missing).user or user
-    result = _access(cluster, user, path, master, f"{where}, user {selected.user or ''!r}")
+    result = _build_access(cluster, user, path, master, f"{where}, user {selected.user or ''!r}")
     return replace(result, kubeconfig=path, context=context, master=master)
 
 
-def _access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str) -> Access:
+def _build_access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str) -> Access:
     base = path.parent
-    ca = _material(cluster.certificate_authority_data, cluster.certificate_authority, base, origin, "CA")
-    certificate = _material(
+    ca = _decode_material(
+        cluster.certificate_authority_data, cluster.certificate_authority, base, origin, "CA"
+    )
+    certificate = _decode_material(
         user.client_certificate_data, user.client_certificate, base, origin, "client-certificate"
     )
-    key = _material(user.client_key_data, user.client_key, base, origin, "client-key")
-    problems = _conflicts(cluster, user, ca, certificate, key, origin)
+    key = _decode_material(user.client_key_data, user.client_key, base, origin, "client-key")
+    problems = _find_conflicts(cluster, user, ca, certificate, key, origin)
     server = master or cluster.server or ""
     if not server:
         problems.append(f"{origin}: the cluster has no server; set clusters[].cluster.server")
@@ -240,12 +242,12 @@ def _access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str
         raise ConfigError(problems)
     tls = bool(ca or certificate or cluster.insecure_skip_tls_verify)
     return Access(
-        server=_server_url(server, "--master" if master else f"{origin}: cluster.server", tls=tls),
+        server=_parse_server_url(server, "--master" if master else f"{origin}: cluster.server", tls=tls),
         origin=origin,
         ca=ca,
         insecure_skip_tls_verify=bool(cluster.insecure_skip_tls_verify),
         tls_server_name=cluster.tls_server_name or "",
-        proxy_url=_proxy_url(cluster.proxy_url or "", origin),
+        proxy_url=_check_proxy_url(cluster.proxy_url or "", origin),
         disable_compression=bool(cluster.disable_compression),
         token=(user.token or "").strip(),
         token_file=base / user.token_file if user.token_file else None,
@@ -253,15 +255,15 @@ def _access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str
         client_key=key,
         username=user.username or "",
         password=user.password or "",
-        impersonation=_impersonation(user),
-        exec_plugin=_exec_plugin(user.exec_plugin, base, origin),
+        impersonation=_build_impersonation(user),
+        exec_plugin=_build_exec_plugin(user.exec_plugin, base, origin),
         advice=_ADVICE_FOR_MASTER
         if master
         else f"is clusters[].cluster.server in {path} reachable from here?",
     )
 
 
-def _conflicts(
+def _find_conflicts(
     cluster: _Cluster, user: _User, ca: Material, certificate: Material, key: Material, origin: str
 ) -> list[str]:
     problems = []
@@ -279,7 +281,7 @@ def _conflicts(
     return problems
 
 
-def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
+def _build_impersonation(user: _User) -> tuple[tuple[str, str], ...]:
     headers = []
     if user.as_user:
         headers.append(("Impersonate-User", user.as_user))
@@ -289,7 +291,7 @@ def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
     return tuple(headers)
 
 
-def _exec_plugin(plugin: _Exec | None, base: Path, origin: str) -> ExecPlugin | None:
+def _build_exec_plugin(plugin: _Exec | None, base: Path, origin: str) -> ExecPlugin | None:
     if plugin is None:
         return None
     if plugin.api_version not in _EXEC_VERSIONS:
@@ -315,7 +317,7 @@ def _exec_plugin(plugin: _Exec | None, base: Path, origin: str) -> ExecPlugin | 
     )
 
 
-def _material(inline: str | None, file: str | None, base: Path, origin: str, field: str) -> Material:
+def _decode_material(inline: str | None, file: str | None, base: Path, origin: str, field: str) -> Material:
     if inline:
         try:
             return base64.b64decode("".join(inline.split()), validate=True)
@@ -324,7 +326,7 @@ def _material(inline: str | None, file: str | None, base: Path, origin: str, fie
     return base / file if file else None
 
 
-def _server_url(text: str, origin: str, *, tls: bool) -> str:
+def _parse_server_url(text: str, origin: str, *, tls: bool) -> str:
     """Return the URL without a trailing slash; a bare host gets the scheme that client-go would choose."""
     url = text if "://" in text else f"{'https' if tls else 'http'}://{text}"
     try:
@@ -337,7 +339,7 @@ def _server_url(text: str, origin: str, *, tls: bool) -> str:
     return url.rstrip("/")
 
 
-def _proxy_url(text: str, origin: str) -> str:
+def _check_proxy_url(text: str, origin: str) -> str:
     try:
         usable = not text or urlsplit(text).scheme in ("http", "https")
     except ValueError:
@@ -354,10 +356,10 @@ def _find(entries: Sequence[_Named] | None, name: str, missing: str) -> _Named:
     for entry in entries or ():
         if entry.name == name:
             return entry
-    raise ConfigError([f"{missing}; the file has: {_known([entry.name for entry in entries or ()])}"])
+    raise ConfigError([f"{missing}; the file has: {_format_known([entry.name for entry in entries or ()])}"])
 
 
-def _known(names: list[str]) -> str:
+def _format_known(names: list[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 

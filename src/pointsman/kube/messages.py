@@ -72,7 +72,7 @@ _read_time = message(_Time, seconds=long_integer(1))
 _read_int_or_string = message(_IntOrString, type=long_integer(1), number=integer(2), text=text(3))
 
 
-def _time(data: bytes) -> str | None:
+def _decode_time(data: bytes) -> str | None:
     """As JSON has it, to the second; an empty message is the zero time, which JSON leaves out."""
     if not data:
         return None
@@ -83,12 +83,12 @@ def _time(data: bytes) -> str | None:
     return moment.replace(tzinfo=None).isoformat() + "Z"
 
 
-def _int_or_string(data: bytes) -> int | str:
+def _decode_int_or_string(data: bytes) -> int | str:
     found = _read_int_or_string(data)
     return found.text if found.type else found.number
 
 
-_when = BoundedCache(_time).__getitem__
+_when = BoundedCache(_decode_time).__getitem__
 
 _META = message(
     Meta,
@@ -107,7 +107,7 @@ _PORT = message(
     name=name(1),
     protocol=text(2, empty="TCP"),
     port=integer(3),
-    target_port=one(4, _int_or_string),
+    target_port=one(4, _decode_int_or_string),
     node_port=integer(5),
 )
 _AFFINITY = message(
@@ -127,6 +127,7 @@ _SERVICE_SPEC = message(
     cluster_ips=texts(18),
     ip_families=texts(19),
     internal_traffic_policy=text(22),
+    traffic_distribution=text(23),
 )
 _INGRESS = message(Ingress, ip=text(1), ip_mode=text(3))
 _SERVICE_STATUS = message(
@@ -134,7 +135,7 @@ _SERVICE_STATUS = message(
 )
 
 _CONDITIONS = message(Conditions, ready=flag(1), serving=flag(2), terminating=flag(3))
-_HINT = message(Hint, name=name(1))
+_HINT = BoundedCache(message(Hint, name=name(1))).__getitem__
 _HINTS = message(Hints, for_zones=many(1, _HINT), for_nodes=many(2, _HINT))
 _ENDPOINT = message(
     SliceEndpoint,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pointsman.kube.codec import (
-    MAX_EVENT_BYTES,
+    MAX_OBJECT_BYTES,
     Bookmark,
     BookmarkMeta,
     Data,
@@ -90,10 +90,10 @@ _identified = message(
 
 def open_envelope(data: Data) -> bytes:
     """Return what the envelope holds. Raises Malformed."""
-    return bytes(_contents(bytes(data)))
+    return bytes(_find_contents(bytes(data)))
 
 
-def _contents(data: bytes) -> memoryview:
+def _find_contents(data: bytes) -> memoryview:
     if not data.startswith(MAGIC):
         raise Malformed("it does not begin with the mark of a Kubernetes object")
     for number, part in parts(memoryview(data)[len(MAGIC) :]):
@@ -126,7 +126,7 @@ class ProtobufDecoder(Decoder[T]):
         return event
 
     def _read_page(self, body: bytes) -> RawPage:
-        contents = _contents(body)
+        contents = _find_contents(body)
         metadata = next(
             (_list_meta(bytes(part)) for number, part in parts(contents) if number == _LIST_METADATA), None
         )
@@ -137,7 +137,7 @@ class ProtobufDecoder(Decoder[T]):
         event = _event(frame)
         if not event.type:
             raise Malformed("an event has no type")
-        return WatchEvent(event.type, event.object.raw)
+        return WatchEvent(event.type, msgspec.Raw(event.object.raw))
 
     def _open(self, data: Data) -> Data:
         return open_envelope(data)
@@ -161,7 +161,7 @@ class ProtobufDecoder(Decoder[T]):
 class FrameSplitter:
     """Cuts chunks into frames, in time proportional to the bytes. Raises Unreadable for one that is too long."""
 
-    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._held = 0

@@ -46,16 +46,13 @@ class Replica(Generic[T]):
         self._status.objects = len(self._versions)
         return Upsert(result)
 
-    def upsert_page(self, page: Page, seen: set[str]) -> Iterator[Upsert]:
+    def upsert_page(self, page: Page[T], seen: set[str]) -> Iterator[Upsert]:
         """Yield the events of one page of a list; `seen` collects its keys."""
-        for item in page.objects:
-            seen.add(item.metadata.key)
-            event = self.upsert(cast("T", item))
+        for item in page.items:
+            seen.add(item.key if isinstance(item, BadObject) else item.metadata.key)
+            event = self.upsert(item)
             if event is not None:
                 yield event
-        for bad in page.bad:
-            seen.add(bad.key)
-            self._reject(bad)
 
     def delete(self, key: str) -> Delete | None:
         """Return the event; None for an object that was never delivered."""
@@ -63,6 +60,10 @@ class Replica(Generic[T]):
         found = self._versions.pop(key, None)
         self._status.objects = len(self._versions)
         return None if found is None else Delete(self._kind, key)
+
+    def forget_versions(self) -> None:
+        """Deliver every object once more: other contents may come under the same resourceVersions."""
+        self._versions = dict.fromkeys(self._versions, "")
 
     def finish_list(self, seen: AbstractSet[str]) -> list[SourceEvent]:
         """Return what follows a complete list: deletions of what it no longer holds, and Synced after the first."""

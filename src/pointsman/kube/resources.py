@@ -1,11 +1,17 @@
-"""The four kinds a proxy watches, with the selectors kube-proxy uses for them."""
+"""The four kinds a proxy watches, with the selectors kube-proxy uses for them, and the requests for one of them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic
 
-from pointsman.kube.codec import T
+from pointsman.errors import KubeError
+from pointsman.http.messages import Response
+from pointsman.kube.client import ApiClient
+from pointsman.kube.codec import Decoder, Page, T, TooLarge, Unreadable
+from pointsman.kube.formats import JSON, Decoders
 from pointsman.model.objects import (
     HEADLESS_LABEL,
     SERVICE_PROXY_NAME_LABEL,
@@ -14,6 +20,11 @@ from pointsman.model.objects import (
     Service,
     ServiceCIDR,
 )
+from pointsman.obs.log import get_log
+
+_FORMAT_REFUSED = (406, 415)
+
+_log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +62,65 @@ SERVICE_CIDRS = Resource(ServiceCIDR, "/apis/networking.k8s.io/v1/servicecidrs",
 
 def own_node(name: str) -> Resource[Node]:
     return Resource(Node, "/api/v1/nodes", field_selector=f"metadata.name={name}")
+
+
+class ResourceRequests(Generic[T]):
+    """Requests for one resource, in a format and with a selector that the server accepts."""
+
+    def __init__(self, client: ApiClient, resource: Resource[T], accept: str) -> None:
+        self._client = client
+        self._resource = resource
+        self._accept = accept
+        self._decoders = Decoders(resource.kind)
+        self._field_selector = resource.field_selector
+
+    async def get_page(self, params: Mapping[str, str]) -> Page[T] | None:
+        """Return one page of a list; None when it must be requested again, without a field selector."""
+        try:
+            response = await self._client.request(
+                "GET", self._resource.path, params={**self._selectors, **params}, accept=self._accept
+            )
+        except KubeError as error:
+            if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
+                raise
+            kind = self._resource.kind.__name__
+            _log.info("Field selector refused", kind=kind, selector=self._field_selector)
+            self._field_selector = ""
+            return None
+        try:
+            return self._decoders.for_answer(response.content_type).page(response.body)
+        except TooLarge:
+            raise
+        except Unreadable as error:
+            raise Unreadable(f"unreadable list: {error}") from error
+
+    @asynccontextmanager
+    async def open_watch(
+        self, params: Mapping[str, str], headers_timeout: float
+    ) -> AsyncIterator[tuple[Response, Decoder[T]]]:
+        """Open a watch; give the response and the decoder for its events."""
+        common = {"watch": "true", "allowWatchBookmarks": "true"}
+        async with self._client.stream(
+            self._resource.path,
+            params={**self._selectors, **common, **params},
+            accept=self._accept,
+            headers_timeout=headers_timeout,
+        ) as response:
+            yield response, self._decoders.for_answer(response.content_type)
+
+    def fall_back_to_json(self, error: KubeError) -> bool:
+        """Request JSON from now on, after a server refused another format; return whether that is a change."""
+        if not is_format_refused(error) or self._accept == JSON:
+            return False
+        _log.info("Protobuf not available, using JSON", kind=self._resource.kind.__name__, err=error)
+        self._accept = JSON
+        return True
+
+    @property
+    def _selectors(self) -> dict[str, str]:
+        selectors = {"labelSelector": self._resource.label_selector, "fieldSelector": self._field_selector}
+        return {name: value for name, value in selectors.items() if value}
+
+
+def is_format_refused(error: KubeError) -> bool:
+    return error.status in _FORMAT_REFUSED

@@ -49,17 +49,17 @@ class WatchStatus:
     def findings(self) -> tuple[Finding, ...]:
         return (*self.rejected.values(), *self.notices)
 
-    def opened(self) -> None:
+    def note_open(self) -> None:
         """Note that the server accepted the request, even if it sent nothing yet."""
         self.connected = True
         self.absent = False
         self.failures = 0
 
-    def heard(self, now: float) -> None:
-        self.opened()
+    def note_data(self, now: float) -> None:
+        self.note_open()
         self.last_event = now
 
-    def failed(self, error: str, *, answered: bool = True) -> None:
+    def note_failure(self, error: str, *, answered: bool = True) -> None:
         self.connected = False
         self.answered = answered
         self.failures += 1

@@ -57,13 +57,13 @@ class Retries:
         self._opened_at: float | None = None
         self._listed_at: float | None = None
 
-    def listed(self) -> None:
+    def note_list(self) -> None:
         self._listed_at = self._timing.clock()
 
-    def opened(self) -> None:
+    def note_open(self) -> None:
         self._opened_at = self._timing.clock()
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Note that a watch ended normally."""
         self._opened_at = None
         self._watches.reset()

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn
 
 from pointsman.errors import Gone, KubeError
-from pointsman.kube.client import ApiClient, RequestFailed, TooLarge
-from pointsman.kube.codec import BadObject, Decoder, Page, T, Unreadable, WatchEvent
-from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoders, decode_status
+from pointsman.kube.client import ApiClient, RequestFailed
+from pointsman.kube.codec import BadObject, Decoder, T, TooLarge, Unreadable, WatchEvent
+from pointsman.kube.formats import PREFER_PROTOBUF, decode_status
 from pointsman.kube.replica import Replica
-from pointsman.kube.resources import Resource
+from pointsman.kube.resources import Resource, ResourceRequests, is_format_refused
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Retries, Timing
 from pointsman.model.objects import SourceEvent
@@ -30,11 +30,13 @@ PAGE_LIMIT = 2000
 """Measured: the best compromise between memory held for a page and round trips."""
 _MIN_WATCH_SECONDS = 1.0
 _NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
-_FORMAT_REFUSED = (406, 415)
 _RESUMABLE = (401, 403, 408, 429)
 """Statuses that say nothing about the resourceVersion to resume from."""
+_MAX_VERSION_DIGITS = 20
+"""Of a resourceVersion in a message."""
 _MAX_FAILED_RESUMES = 3
 _MAX_SILENT_WATCHES = 2
+_STREAMED_LIST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
 Deliver = Callable[[SourceEvent], Awaitable[None]]
 
@@ -63,20 +65,21 @@ class ListWatch(Generic[T]):
         timing: Timing | None = None,
     ) -> None:
         """`accept` is a value of `kube/formats.py`; a server that refuses it is asked for JSON from then on."""
-        self._client = client
-        self._resource = resource
+        self._requests = ResourceRequests(client, resource, accept)
+        self._is_required = resource.required
         self._status = status
         self._watch_list = watch_list
         self._page_limit = page_limit
         self._timing = timing or Timing()
         self._name = resource.kind.__name__
-        self._accept = accept
-        self._decoders = Decoders(resource.kind)
         self._replica = Replica(resource.kind, status, on_finding)
         self._retries = Retries(self._timing)
-        self._field_selector = resource.field_selector
         self._version = ""
         """The resourceVersion to resume from; empty when a list is due."""
+        self._ended_early = False
+        """The last watch ended by an error, or before the time that was requested: the server may be another one."""
+        self._seen: set[str] | None = None
+        """Keys of the initial events while a streamed list arrives."""
         self._failed_resumes = 0
 
     async def follow(self, deliver: Deliver) -> NoReturn:
@@ -85,7 +88,7 @@ class ListWatch(Generic[T]):
             try:
                 await self._list_and_watch(deliver)
             except KubeError as error:
-                if self._falls_back_to_json(error):
+                if self._requests.fall_back_to_json(error):
                     continue
                 if self._is_absent(error):
                     pause = await self._treat_as_empty(error, deliver)
@@ -94,18 +97,39 @@ class ListWatch(Generic[T]):
                 await self._timing.sleep(pause)
 
     async def _list_and_watch(self, deliver: Deliver) -> None:
-        """List if that is due, then watch until the server ends the watch."""
-        if not self._version and self._watch_list:
+        """List if that is due, then watch until the server ends the watch.
+
+        A watch may begin with the list: neither the server nor we hold a copy of all objects then, and servers that compress such a
+        stream compress the changes that follow as well.
+        """
+        if self._ended_early and self._version:
+            await self._check_version()
+        self._seen = set() if not self._version and self._watch_list else None
+        if self._seen is not None:
             try:
-                await self._stream_list(deliver)
+                await self._watch(_STREAMED_LIST, deliver)
+                return
             except KubeError as error:
-                if not _refuses_watch_list(error):
+                if self._seen is None or not _refuses_watch_list(error):
                     raise
-                self._watch_list = False
+                self._seen, self._watch_list = None, False
                 _log.info("Streamed lists not available, using paged lists", kind=self._name, err=error)
         if not self._version:
             await self._list_pages(deliver)
-        await self._watch(deliver)
+        await self._watch({"resourceVersion": self._version}, deliver)
+
+    async def _check_version(self) -> None:
+        """Make a list due, and raise Gone, when the server is behind us: its etcd was restored from a backup.
+
+        Such a server accepts the watch, and sends nothing until it has caught up. In a cluster at rest nothing is checked.
+        """
+        page = await self._requests.get_page({"limit": "1"})
+        current = page.metadata.resource_version if page is not None else ""
+        if current.isdecimal() and self._version.isdecimal() and _is_lower(current, self._version):
+            self._replica.forget_versions()
+            before = self._version[:_MAX_VERSION_DIGITS]
+            raise Gone(f"the resourceVersion went back from {before} to {current[:_MAX_VERSION_DIGITS]}", 410)
+        self._ended_early = False
 
     async def _list_pages(self, deliver: Deliver) -> None:
         cursor = _PageCursor(self._page_limit)
@@ -113,7 +137,7 @@ class ListWatch(Generic[T]):
         has_more = True
         while has_more:
             try:
-                page = await self._get_page(cursor.params)
+                page = await self._requests.get_page(cursor.params)
             except (Gone, TooLarge) as error:
                 cursor.restart(error)
                 self._page_limit = cursor.limit or self._page_limit
@@ -128,44 +152,23 @@ class ListWatch(Generic[T]):
             version = page.metadata.resource_version
         await self._finish_list(seen, version, deliver)
 
-    async def _get_page(self, params: dict[str, str]) -> Page | None:
-        """Return one page of a list; None when it must be requested again, without a field selector."""
+    async def _watch(self, params: dict[str, str], deliver: Deliver) -> None:
+        started, seconds = self._timing.clock(), self._timing.watch_seconds()
+        self._ended_early = True
         try:
-            response = await self._client.request(
-                "GET", self._resource.path, params=self._selectors() | params, accept=self._accept
-            )
-        except KubeError as error:
-            if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
-                raise
-            _log.info("Field selector refused", kind=self._name, selector=self._field_selector)
-            self._field_selector = ""
-            return None
-        try:
-            return self._decoders.for_answer(response.content_type).page(response.body)
-        except Unreadable as error:
-            raise Unreadable(f"unreadable list: {error}") from error
-
-    async def _stream_list(self, deliver: Deliver) -> None:
-        """List in the form of a watch: neither the server nor we hold a copy of the whole list."""
-        params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-        seen: set[str] = set()
-        await self._read_events(params, self._timing.initial, seen, deliver)
-        if not self._version:
-            raise _ErrorEvent("the stream ended before the initial events did")
-        await self._finish_list(seen, self._version, deliver)
-
-    async def _watch(self, deliver: Deliver) -> None:
-        started = self._timing.clock()
-        try:
-            count = await self._read_events(
-                {"resourceVersion": self._version}, self._timing.idle, None, deliver
-            )
+            count = await self._read_events(params | {"timeoutSeconds": str(seconds)}, deliver)
         except Idle as error:
+            if self._seen is not None:
+                raise
             _log.info("Watch idle, reconnecting", v=2, kind=self._name, err=error)
         else:
-            if not count and self._timing.clock() - started < _MIN_WATCH_SECONDS:
+            if self._seen is not None:
+                raise _ErrorEvent("the stream ended before the initial events did")
+            lasted = self._timing.clock() - started
+            self._ended_early = lasted < seconds
+            if not count and lasted < _MIN_WATCH_SECONDS:
                 raise KubeError("the server closed the watch at once")
-        self._retries.ended()
+        self._retries.note_end()
         self._check_bookmarks()
 
     def _check_bookmarks(self) -> None:
@@ -178,34 +181,24 @@ class ListWatch(Generic[T]):
             self._version = ""
             raise KubeError(f"silent watches: no event for {silent:g} s")
 
-    async def _read_events(
-        self, params: dict[str, str], idle: float, seen: set[str] | None, deliver: Deliver
-    ) -> int:
-        """Handle the events of a watch until it ends, or its initial events do; return their number.
+    async def _read_events(self, params: dict[str, str], deliver: Deliver) -> int:
+        """Handle the events of a watch until it ends; return their number.
 
-        `seen` collects keys of initial events. Raises Idle when no event is completed for `idle` seconds, even while
-        bytes trickle in; the time that the consumer takes does not count.
+        Raises Idle when no event is completed for some time, even while bytes trickle in; the time that the consumer takes
+        does not count.
         """
         timing = self._timing
-        common = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(timing.watch_seconds()),
-        }
         clock = asyncio.get_running_loop().time
-        count = 0
-        async with self._client.stream(
-            self._resource.path,
-            params=self._selectors() | common | params,
-            accept=self._accept,
-            headers_timeout=timing.headers,
-        ) as response:
-            if seen is None:
+        count, before = 0, -1
+        async with self._requests.open_watch(params, timing.headers) as (response, decoder):
+            if self._seen is None:
                 self._note_open()
-            decoder = self._decoders.for_answer(response.content_type)
             splitter = decoder.splitter()
-            deadline = clock() + idle
             while True:
+                if count > before:
+                    before = count
+                    idle = timing.idle if self._seen is None else timing.initial
+                    deadline = clock() + idle
                 try:
                     async with asyncio.timeout_at(deadline):
                         chunk = await response.read()
@@ -213,47 +206,42 @@ class ListWatch(Generic[T]):
                     raise Idle(f"no complete event for {idle:g} s") from error
                 if not chunk:
                     return count
-                before = count
                 for frame in splitter.feed(chunk):
                     count += 1
-                    if await self._handle_event(decoder, frame, seen, deliver):
-                        return count
-                if count > before:
-                    deadline = clock() + idle
+                    await self._handle_event(decoder, frame, deliver)
 
-    async def _handle_event(
-        self, decoder: Decoder[T], frame: bytes, seen: set[str] | None, deliver: Deliver
-    ) -> bool:
-        """Deliver one event; return whether it was the end of the initial events. Raises KubeError."""
+    async def _handle_event(self, decoder: Decoder[T], frame: bytes, deliver: Deliver) -> None:
+        """Deliver what one event changes. Raises KubeError."""
         try:
             event = decoder.event(frame)
             if event.type == "ERROR":
-                raise self._error_from(event)
+                raise self._build_error(event)
             self._note_event()
-            if event.type == "BOOKMARK":
-                bookmark = decoder.bookmark(event.object)
-                ends_list = seen is not None and bookmark.ends_initial_events
-                if seen is None or ends_list:
-                    self._version = bookmark.metadata.resource_version or self._version
-                return ends_list
+            bookmark = decoder.bookmark(event.object) if event.type == "BOOKMARK" else None
         except Unreadable as error:
             self._version = ""
             raise Unreadable(f"unreadable event in the watch: {error}") from error
-        change = self._apply(event.type, decoder.object(event.object), seen)
-        if change is not None:
-            await deliver(change)
-        return False
+        if bookmark is None:
+            change = self._apply(event.type, decoder.object(event.object))
+            if change is not None:
+                await deliver(change)
+        elif self._seen is None:
+            self._version = bookmark.metadata.resource_version or self._version
+        elif bookmark.ends_initial_events:
+            await self._finish_list(self._seen, bookmark.metadata.resource_version, deliver)
+            self._seen = None
+            self._note_open()
 
-    def _apply(self, type_: str, result: T | BadObject, seen: set[str] | None) -> SourceEvent | None:
+    def _apply(self, type_: str, result: T | BadObject) -> SourceEvent | None:
         """Return what an event about an object changes, if anything."""
         if isinstance(result, BadObject):
             key, version = result.key, result.resource_version
         else:
             key, version = result.metadata.key, result.metadata.resource_version
-        if seen is None:
+        if self._seen is None:
             self._version = version or self._version
         else:
-            seen.add(key)
+            self._seen.add(key)
         if type_ == "DELETED":
             return self._replica.delete(key)
         if type_ in ("ADDED", "MODIFIED"):
@@ -261,7 +249,7 @@ class ListWatch(Generic[T]):
         _log.warning("Ignored watch event of unknown type", kind=self._name, type=type_, object=key)
         return None
 
-    def _error_from(self, event: WatchEvent) -> KubeError:
+    def _build_error(self, event: WatchEvent) -> KubeError:
         status = decode_status(event.object)
         message = f"ERROR event: {status.code} {status.message or status.reason}"
         self._version = ""
@@ -274,20 +262,20 @@ class ListWatch(Generic[T]):
             raise Unreadable("the list has no resourceVersion")
         self._version = version
         self._failed_resumes = 0
-        self._retries.listed()
+        self._retries.note_list()
         self._status.lists += 1
         for event in self._replica.finish_list(seen):
             await deliver(event)
 
     def _note_open(self) -> None:
         self._failed_resumes = 0
-        self._retries.opened()
+        self._retries.note_open()
         self._log_recovery()
-        self._status.opened()
+        self._status.note_open()
 
     def _note_event(self) -> None:
         self._log_recovery()
-        self._status.heard(self._timing.clock())
+        self._status.note_data(self._timing.clock())
 
     def _log_recovery(self) -> None:
         """Log the end of failures; that of an unreachable server is a condition, logged once for all watches."""
@@ -307,7 +295,7 @@ class ListWatch(Generic[T]):
             if error.status < 500 or self._failed_resumes >= _MAX_FAILED_RESUMES:
                 self._version = ""
         pause = self._retries.pause(error, list_due=not self._version)
-        self._status.failed(str(error), answered=not isinstance(error, RequestFailed))
+        self._status.note_failure(str(error), answered=not isinstance(error, RequestFailed))
         _log.warning(
             "Watch failed, retrying",
             kind=self._name,
@@ -317,16 +305,9 @@ class ListWatch(Generic[T]):
         )
         return pause
 
-    def _falls_back_to_json(self, error: KubeError) -> bool:
-        if error.status not in _FORMAT_REFUSED or self._accept == JSON:
-            return False
-        _log.info("Protobuf not available, using JSON", kind=self._name, err=error)
-        self._accept = JSON
-        return True
-
     def _is_absent(self, error: KubeError) -> bool:
         """Whether the server does not have this optional kind, or never showed it to us."""
-        if self._resource.required:
+        if self._is_required:
             return False
         return error.status == 404 or (error.status == 403 and not self._status.lists)
 
@@ -341,14 +322,6 @@ class ListWatch(Generic[T]):
         for event in self._replica.finish_list(frozenset()):
             await deliver(event)
         return self._retries.recheck(error)
-
-    def _selectors(self) -> dict[str, str]:
-        selectors = {}
-        if self._resource.label_selector:
-            selectors["labelSelector"] = self._resource.label_selector
-        if self._field_selector:
-            selectors["fieldSelector"] = self._field_selector
-        return selectors
 
 
 class _PageCursor:
@@ -385,6 +358,11 @@ class _PageCursor:
 
 
 def _refuses_watch_list(error: KubeError) -> bool:
-    if error.status in _FORMAT_REFUSED:
+    if is_format_refused(error):
         return False
     return isinstance(error, Idle | _ErrorEvent) or error.status not in _NOT_A_WATCH_LIST_REFUSAL
+
+
+def _is_lower(version: str, other: str) -> bool:
+    """Compare two decimal numbers of any length; Python refuses to convert very long ones."""
+    return (len(version), version) < (len(other), other)

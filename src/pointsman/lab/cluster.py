@@ -82,11 +82,6 @@ class Cluster:
             for port in ports:
                 self.servers.listen(name or host, (HOSTS[host].ipv4, HOSTS[host].ipv6), port)
 
-    def serve_sctp(self, host: str) -> None:
-        """Answer SCTP INITs to any port of `host`."""
-        with self._namespaces[host].entered():
-            self.servers.listen_sctp(host, (HOSTS[host].ipv4, HOSTS[host].ipv6))
-
     def _wire(self) -> None:
         self._lan.write_sysctls(_EVERY_HOST)
         for name, namespace in self._namespaces.items():
@@ -100,7 +95,8 @@ class Cluster:
         for node in filter(self._namespaces.__contains__, NODES):
             self._namespaces[node].run(
                 ("ip", "-batch", "-"),
-                _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/24", 6: f"{BRIDGE[node][6]}/64"})
+                _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/32", 6: f"{BRIDGE[node][6]}/128"})
+                + "".join(f"route add {pod_range} dev cni0\n" for pod_range in POD_RANGES[node])
                 + self._port_commands(Attachment(node), "cni0"),
             )
         for host in self._hosts:

@@ -1,7 +1,7 @@
 """Echo servers that answer with their name and the source address of the client: one thread for the whole cluster.
 
 A TCP client gets `NAME ADDRESS` when it connects and again for every chunk that it sends, so that long connections can
-be checked later. A UDP datagram and an SCTP INIT are answered the same way.
+be checked later. A UDP datagram is answered the same way.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-
-from pointsman.lab import sctp
 
 _BACKLOG = 512
 _SO_RCVBUFFORCE = 33
@@ -38,15 +36,9 @@ class EchoServers:
         for address in addresses:
             stream = _bind(address, socket.SOCK_STREAM, port)
             stream.listen(_BACKLOG)
-            self._add(name, stream, partial(self._greet, name, stream))
+            self.add(name, stream, partial(self._greet, name, stream))
             datagram = _bind(address, socket.SOCK_DGRAM, port)
-            self._add(name, datagram, partial(_answer_datagram, name, datagram))
-
-    def listen_sctp(self, name: str, addresses: Iterable[str]) -> None:
-        """Serve every SCTP port, by raw socket: the kernel needs no SCTP support."""
-        for address in addresses:
-            raw = _bind(address, socket.SOCK_RAW, 0)
-            self._add(name, raw, partial(sctp.answer_init, name, raw))
+            self.add(name, datagram, partial(_answer_datagram, name, datagram))
 
     def stop(self, name: str) -> None:
         """Close the ports of that server. Open connections stay."""
@@ -67,7 +59,8 @@ class EchoServers:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _add(self, name: str, sock: socket.socket, handler: Callable[[], None]) -> None:
+    def add(self, name: str, sock: socket.socket, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever something arrives at the socket, until that server is stopped."""
         with self._lock:
             self._listeners.setdefault(name, []).append(sock)
             self._selector.register(sock, selectors.EVENT_READ, handler)
@@ -107,8 +100,7 @@ class EchoServers:
 
 def _bind(address: str, kind: socket.SocketKind, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    protocol = socket.IPPROTO_SCTP if kind is socket.SOCK_RAW else 0
-    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if kind is not socket.SOCK_STREAM:
         # For bursts of hundreds of probes. Only root may exceed the system's limit.

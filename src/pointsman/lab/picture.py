@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pointsman.lab.hosts import BRIDGE, HOSTS, NODES
 from pointsman.lab.probe import Kind, Outcome
-from pointsman.screen import Screen, bar
+from pointsman.screen import Screen, draw_bar
 
 _COLOURS = {"pod1": 36, "pod2": 32, "pod3": 34, "pod4": 35, "pod5": 33}
 
@@ -33,7 +33,7 @@ def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str
     for name in sorted(set(by) | set(hosts)):
         share = by[name] / len(outcomes) if outcomes else 0.0
         seen = sorted({o.seen for o in outcomes if o.by == name})
-        drawn = screen.paint(bar(share, screen), _COLOURS.get(name, 37))
+        drawn = screen.paint(draw_bar(share, screen), _COLOURS.get(name, 37))
         note = f"sees {', '.join(map(_named, seen))}" if seen else screen.dim("no connections")
         lines.append(f"{name} on {HOSTS[name].node}  {drawn} {by[name]:4d}  {share:4.0%}   {note}")
     failed = Counter(o.kind.value for o in outcomes if o.kind is not Kind.ANSWERED)

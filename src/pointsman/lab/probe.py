@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import errno
 import itertools
@@ -17,12 +16,10 @@ from typing import Self
 
 import msgspec
 
-from pointsman.lab import sctp
 from pointsman.lab.cluster import Cluster
 
 _MAX_IN_FLIGHT = 256
 """Sockets open at the same time, below the usual limit of 1024 descriptors."""
-_ECHO_REPLIES = (0, 129)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 TIMEOUT_SECONDS = 1.0
 """For probes that should not be answered. An answer in the lab takes milliseconds."""
@@ -86,51 +83,6 @@ def connect(cluster: Cluster, probe: Probe, timeout: float = TIMEOUT_SECONDS) ->
     return run_probes(cluster, [probe], timeout)[0]
 
 
-class Flow:
-    """A connection, or a UDP socket with a fixed source port, that stays open between requests."""
-
-    def __init__(self, cluster: Cluster, probe: Probe, timeout: float = TIMEOUT_SECONDS) -> None:
-        self._timeout = timeout
-        self._sock = _open_socket(cluster, probe)
-        self._sock.settimeout(timeout)
-        with contextlib.suppress(OSError):
-            self._sock.connect((probe.address, probe.port))
-            if probe.protocol != "UDP":
-                self._sock.recv(4096)
-
-    def ask(self) -> Outcome:
-        """Send a request and return who answered."""
-        return ask_all([self])[0]
-
-    def send(self) -> OSError | None:
-        try:
-            self._sock.send(b"?")
-        except OSError as error:
-            return error
-        return None
-
-    def receive(self, started: float) -> Outcome:
-        """Return the answer, or a timeout counted from `started`."""
-        self._sock.settimeout(max(0.001, started + self._timeout - time.monotonic()))
-        try:
-            return _parse_outcome(self._sock.recv(4096), started)
-        except OSError as error:
-            return _outcome_of_error(error, started)
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-def ask_all(flows: Sequence[Flow]) -> list[Outcome]:
-    """Send requests on all flows at once, so that many timeouts take no longer than one."""
-    started = time.monotonic()
-    errors = [flow.send() for flow in flows]
-    return [
-        flow.receive(started) if error is None else _outcome_of_error(error, started)
-        for flow, error in zip(flows, errors, strict=True)
-    ]
-
-
 class TrafficGenerator:
     """Repeats probes on another thread until the block ends, and records those that lost a packet."""
 
@@ -162,36 +114,68 @@ class TrafficGenerator:
             ]
 
 
-def _open_socket(cluster: Cluster, probe: Probe) -> socket.socket:
-    family = socket.AF_INET6 if ":" in probe.address else socket.AF_INET
-    kind = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}.get(probe.protocol, socket.SOCK_RAW)
-    with cluster[probe.host].entered():
-        sock = socket.socket(family, kind, _raw_protocol(probe.protocol, family))
-    if kind is socket.SOCK_STREAM:
+class Wire:
+    """How one probe looks on the network: TCP here, other protocols below and in the tests."""
+
+    socket_kind = socket.SOCK_STREAM
+
+    def open(self, family: socket.AddressFamily) -> socket.socket:
+        sock = socket.socket(family, self.socket_kind)
         # Without this an ICMP error that arrives during connect() is reported only after the next SYN.
         if family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         else:
             sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-    if (probe.source_port or probe.source) and kind is not socket.SOCK_RAW:
+        return sock
+
+    def send(self, sock: socket.socket, probe: Probe) -> None:
+        """Connect, and send the request where the client speaks first."""
+        sock.connect((probe.address, probe.port))
+
+    def read_answer(self, sock: socket.socket, received: bytes) -> Outcome | None:
+        """Return the outcome, or None for a packet that is not the answer."""
+        if not received:
+            return Outcome(Kind.REFUSED)
+        return msgspec.structs.replace(parse_answer(received), retransmissions=_retransmissions(sock))
+
+    def close(self, sock: socket.socket) -> None:
+        # A reset leaves no TIME_WAIT behind, so thousands of probes do not exhaust the ports.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+
+class UdpWire(Wire):
+    """One datagram each way."""
+
+    socket_kind = socket.SOCK_DGRAM
+
+    def open(self, family: socket.AddressFamily) -> socket.socket:
+        return socket.socket(family, self.socket_kind)
+
+    def send(self, sock: socket.socket, probe: Probe) -> None:
+        super().send(sock, probe)
+        sock.send(b"?")
+
+    def read_answer(self, sock: socket.socket, received: bytes) -> Outcome | None:  # noqa: ARG002
+        return parse_answer(received)
+
+    def close(self, sock: socket.socket) -> None:
+        sock.close()
+
+
+WIRES: dict[str, type[Wire]] = {"TCP": Wire, "UDP": UdpWire}
+"""By protocol; each probe has an instance of its own."""
+
+
+def open_socket(cluster: Cluster, probe: Probe, wire: Wire) -> socket.socket:
+    """Open the socket of a probe in the namespace of its host, bound where the probe says so."""
+    family = socket.AF_INET6 if ":" in probe.address else socket.AF_INET
+    with cluster[probe.host].entered():
+        sock = wire.open(family)
+    if probe.source_port or probe.source:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((probe.source, probe.source_port))
     return sock
-
-
-def _raw_protocol(protocol: str, family: int) -> int:
-    if protocol == "SCTP":
-        return socket.IPPROTO_SCTP
-    if protocol == "ICMP":
-        return socket.IPPROTO_ICMP if family == socket.AF_INET else socket.IPPROTO_ICMPV6
-    return 0
-
-
-def _echo_request(family: int) -> bytes:
-    """A ping; the kernel fills in the checksum for IPv6 only."""
-    if family == socket.AF_INET6:
-        return struct.pack("!BBHHH", 128, 0, 0, 7, 7)
-    return struct.pack("!BBHHH", 8, 0, 0xFFFF - 0x0800 - 7 - 7, 7, 7)
 
 
 def _queued_error(sock: socket.socket) -> OSError | None:
@@ -212,12 +196,12 @@ def _retransmissions(sock: socket.socket) -> int:
     return int(struct.unpack_from("=I", info, 100)[0])
 
 
-def _parse_outcome(answer: bytes, started: float) -> Outcome:
+def parse_answer(answer: bytes) -> Outcome:
     name, _, seen = answer.decode(errors="replace").split("\n")[0].partition(" ")
-    return Outcome(Kind.ANSWERED, name, seen, time.monotonic() - started)
+    return Outcome(Kind.ANSWERED, name, seen)
 
 
-def _outcome_of_error(error: OSError, started: float) -> Outcome:
+def outcome_from_error(error: OSError, started: float) -> Outcome:
     seconds = time.monotonic() - started
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Outcome(Kind.TIMED_OUT, seconds=seconds)
@@ -231,12 +215,9 @@ def _outcome_of_error(error: OSError, started: float) -> Outcome:
 class _Running(msgspec.Struct):
     index: int
     sock: socket.socket
+    wire: Wire
     started: float
-    source_port: int = 0
     on_timeout: Kind = Kind.TIMED_OUT
-
-
-_sctp_ports = itertools.count(20000)
 
 
 class _ProbeRun:
@@ -264,22 +245,12 @@ class _ProbeRun:
 
     def _start(self, index: int, probe: Probe) -> None:
         started = time.monotonic()
-        sock = _open_socket(self._cluster, probe)
+        wire = WIRES[probe.protocol]()
+        sock = open_socket(self._cluster, probe, wire)
         sock.setblocking(False)
-        running = _Running(index, sock, started)
+        running = _Running(index, sock, wire, started)
         try:
-            if probe.protocol == "SCTP":
-                running.source_port = 20000 + next(_sctp_ports) % 40000
-                sock.connect((probe.address, 0))
-                sock.send(sctp.init(running.source_port, probe.port))
-            elif probe.protocol == "ICMP":
-                sock.connect((probe.address, 0))
-                sock.send(_echo_request(sock.family))
-            elif probe.protocol == "UDP":
-                sock.connect((probe.address, probe.port))
-                sock.send(b"?")
-            else:
-                sock.connect((probe.address, probe.port))
+            wire.send(sock, probe)
         except BlockingIOError:
             pass
         except PermissionError:
@@ -287,7 +258,7 @@ class _ProbeRun:
             running.on_timeout = Kind.NOT_PERMITTED
         except OSError as error:
             sock.close()
-            self._outcomes[index] = _outcome_of_error(error, started)
+            self._outcomes[index] = outcome_from_error(error, started)
             return
         self._running[index] = running
         self._selector.register(sock, selectors.EVENT_READ, running)
@@ -313,36 +284,18 @@ class _ProbeRun:
         except BlockingIOError:
             queued = _queued_error(sock)
             if queued is not None:
-                self._finish(running, _outcome_of_error(queued, running.started))
+                self._finish(running, outcome_from_error(queued, running.started))
             return
         except OSError as error:
-            self._finish(running, _outcome_of_error(error, running.started))
+            self._finish(running, outcome_from_error(error, running.started))
             return
-        if sock.type is socket.SOCK_RAW:
-            message = sctp.payload(sock.family, received)
-            if sock.proto != socket.IPPROTO_SCTP:
-                if message[0] in _ECHO_REPLIES:
-                    self._finish(
-                        running, Outcome(Kind.ANSWERED, "ping", "", time.monotonic() - running.started)
-                    )
-                return
-            answer = sctp.cookie_of(message)
-            if answer is None or answer[1] != running.source_port:
-                return
-            received = answer[2]
-        elif not received:
-            self._finish(running, Outcome(Kind.REFUSED, seconds=time.monotonic() - running.started))
-            return
-        outcome = _parse_outcome(received, running.started)
-        if sock.type is socket.SOCK_STREAM:
-            outcome = msgspec.structs.replace(outcome, retransmissions=_retransmissions(sock))
-        self._finish(running, outcome)
+        outcome = running.wire.read_answer(sock, received)
+        if outcome is not None:
+            seconds = time.monotonic() - running.started
+            self._finish(running, msgspec.structs.replace(outcome, seconds=seconds))
 
     def _finish(self, running: _Running, outcome: Outcome) -> None:
         self._outcomes[running.index] = outcome
         del self._running[running.index]
         self._selector.unregister(running.sock)
-        if running.sock.type is socket.SOCK_STREAM:
-            # A reset leaves no TIME_WAIT behind, so thousands of probes do not exhaust the ports.
-            running.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        running.sock.close()
+        running.wire.close(running.sock)

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
-from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
+from pointsman.kernel.iptables_programs import LEGACY, find_variants_in_use, programs
 from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.machine.legacy_chains import parse_legacy_chains
 from pointsman.machine.nft_chains import ChainReader
 from pointsman.machine.packet_filter import FilterChain
@@ -49,15 +50,12 @@ class ForeignChains:
         return ChainReading(chains, tuple(not_read))
 
     def _read_nft(self, family: Family) -> Chains:
-        socket = NftablesSocket()
-        try:
+        with NftablesSocket() as socket:
             reader = ChainReader(socket, family)
             return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_external)
-        finally:
-            socket.close()
 
     def _read_legacy(self, family: Family) -> Chains:
-        if LEGACY not in variants_in_use(family):
+        if LEGACY not in find_variants_in_use(family):
             return {}
         found = self._commands.run((programs(family, LEGACY).save,))
         if found.status != 0:
@@ -86,8 +84,8 @@ class CachedChains(ForeignChains):
     def read(self, family: Family) -> ChainReading:
         began = self._clock()
         kept = self._kept.get(family)
-        generation = _read_generation()
-        has_legacy = LEGACY in variants_in_use(family)
+        generation = NftRuleset(family).generation()
+        has_legacy = LEGACY in find_variants_in_use(family)
         if kept is not None:
             is_current = kept.generation == generation is not None and not (has_legacy or kept.had_legacy)
             if is_current or began < kept.not_before:
@@ -99,20 +97,6 @@ class CachedChains(ForeignChains):
             pause = max(pause, LEGACY_INTERVAL_SECONDS)
         self._kept[family] = _Kept(reading, generation, has_legacy, now + pause)
         return reading
-
-
-def _read_generation() -> int | None:
-    """Return the generation of the ruleset; None without nf_tables."""
-    try:
-        socket = NftablesSocket()
-    except PointsmanError:
-        return None
-    try:
-        return socket.generation()
-    except PointsmanError:
-        return None
-    finally:
-        socket.close()
 
 
 def _is_external(chain: str) -> bool:

@@ -1,23 +1,37 @@
-"""What the host does with packets besides our own rules: settings, routes, and the rules of other programs."""
+"""What the host does with packets besides our own rules (settings, routes, rules of other programs), and its addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from pointsman.errors import PointsmanError
-from pointsman.kernel.rtnl import Route, RouteSocket
+from pointsman.errors import KernelError, PointsmanError
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE
+from pointsman.kernel.rtnl import AddressMonitor, Link, Route, RouteSocket, local_addresses
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.foreign_chains import ForeignChains
 from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.settings import LOOSE_TRACKING
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Cidr, Family, network_of
+from pointsman.obs.log import get_log
 
 _FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 _CONNTRACK: Final = "net/netfilter/nf_conntrack_"
 _STRICT: Final = 1
+BRIDGE_CALLS: Final = {
+    Family.IPV4: "net/bridge/bridge-nf-call-iptables",
+    Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
+}
+_COUNTERS: Final = "/proc/thread-self/net/netstat"
+_DEBOUNCE_SECONDS = 0.2
+"""Addresses change in bursts (an interface going up); they are read once after each."""
+
+_log = get_log(__name__)
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -25,11 +39,16 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     family: Family
     forwarding: bool | None = None
-    """None when unknown."""
+    """None when unknown, or when it is off and some interfaces forward all the same."""
     not_forwarding: tuple[str, ...] = ()
-    """Interfaces whose incoming packets are not forwarded although forwarding is on."""
+    """Interfaces whose incoming packets are not forwarded."""
     strict_reverse_path: frozenset[str] = frozenset()
     """Interfaces that drop packets from addresses that are not reached through them."""
+    reverse_path_drops: int | None = None
+    """Packets that the kernel has dropped for that since it started."""
+    unfiltered_bridges: Mapping[str, tuple[Cidr, ...]] = {}
+    """Networks of each bridge that passes packets between its ports without netfilter."""
+    interfaces: frozenset[str] = frozenset()
     interface_addresses: Mapping[bytes, str] = {}
     """The interface that has each of this node's addresses."""
     routes: Mapping[bytes, Route] = {}
@@ -60,24 +79,26 @@ class LinuxHost:
 
     def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
         not_read: list[str] = []
-        routes: dict[bytes, Route] = {}
-        held: dict[bytes, str] = {}
-        ports: frozenset[str] = frozenset()
+        network = _Network()
         try:
-            routes, held, ports = _routing(family, addresses)
+            network = _read_network(family, addresses)
         except PointsmanError as error:
             not_read.append(f"routes: {error}")
         rules = self._chains.read(family)
-        forwarding = self._sysctls.read_int(_FORWARDING[family])
         loose = self._sysctls.read_int(LOOSE_TRACKING)
-        interfaces = sorted(set(held.values()) - {"lo"} - ports)
+        ports = {link.name for link in network.links if link.is_port}
+        names = sorted({name for name, _ in network.held.values()} - {"lo"} - ports)
+        refusing = tuple(name for name in names if self._refuses_forwarding(family, name))
         return HostFacts(
             family=family,
-            forwarding=None if forwarding is None else forwarding != 0,
-            not_forwarding=tuple(name for name in interfaces if self._refuses_forwarding(family, name)),
-            strict_reverse_path=frozenset(name for name in interfaces if self._is_strict(family, name)),
-            interface_addresses=held,
-            routes=routes,
+            forwarding=self._is_forwarding(family, names),
+            not_forwarding=refusing,
+            strict_reverse_path=frozenset(name for name in names if self._is_strict(family, name)),
+            reverse_path_drops=_count_reverse_path_drops() if family is Family.IPV4 else None,
+            unfiltered_bridges=self._find_unfiltered_bridges(family, network),
+            interfaces=frozenset(link.name for link in network.links),
+            interface_addresses={address: name for address, (name, _) in network.held.items()},
+            routes=network.routes,
             chains=rules.chains,
             conntrack_count=self._sysctls.read_int(f"{_CONNTRACK}count"),
             conntrack_max=self._sysctls.read_int(f"{_CONNTRACK}max"),
@@ -85,8 +106,15 @@ class LinuxHost:
             not_read=(*not_read, *rules.not_read),
         )
 
+    def _is_forwarding(self, family: Family, interfaces: Sequence[str]) -> bool | None:
+        """Each interface may decide for itself: in IPv4, where `ip_forward` sets all at once, and from Linux 6.17 on in IPv6."""
+        found = self._sysctls.read_int(_FORWARDING[family])
+        own = "ipv4/conf/{}/forwarding" if family is Family.IPV4 else "ipv6/conf/{}/force_forwarding"
+        if found == 0 and any(self._sysctls.read_int(f"net/{own.format(name)}") for name in interfaces):
+            return None
+        return None if found is None else found != 0
+
     def _refuses_forwarding(self, family: Family, interface: str) -> bool:
-        """Only IPv4 decides about forwarding per interface."""
         return family is Family.IPV4 and self._sysctls.read_int(f"net/ipv4/conf/{interface}/forwarding") == 0
 
     def _is_strict(self, family: Family, interface: str) -> bool:
@@ -97,18 +125,94 @@ class LinuxHost:
         ]
         return max(values) == _STRICT
 
+    def _find_unfiltered_bridges(self, family: Family, network: _Network) -> dict[str, tuple[Cidr, ...]]:
+        bridges = [link.name for link in network.links if link.is_bridge and family not in link.filtered]
+        if not bridges or self._sysctls.read_int(BRIDGE_CALLS[family]):
+            return {}
+        held = network.held.items()
+        return {
+            bridge: tuple(network_of(address, prefix) for address, (name, prefix) in held if name == bridge)
+            for bridge in bridges
+        }
 
-def _routing(
-    family: Family, addresses: Sequence[bytes]
-) -> tuple[dict[bytes, Route], dict[bytes, str], frozenset[str]]:
-    route = RouteSocket()
+
+class _Network(msgspec.Struct):
+    """Interfaces, addresses and routes of one family."""
+
+    links: Sequence[Link] = ()
+    held: Mapping[bytes, tuple[str, int]] = {}
+    """Interface and prefix length of each address."""
+    routes: Mapping[bytes, Route] = {}
+
+
+def _read_network(family: Family, addresses: Sequence[bytes]) -> _Network:
+    with RouteSocket() as socket:
+        links = socket.list_links()
+        names = {link.index: link.name for link in links}
+        held = {
+            item.address: (names.get(item.interface, ""), item.prefix) for item in socket.addresses(family)
+        }
+        wanted = [address for address in addresses if len(address) == family.address_length]
+        return _Network(links, held, socket.routes(wanted, links))
+
+
+def _count_reverse_path_drops() -> int | None:
+    """Return the counter of this network namespace; None where there is none."""
     try:
-        names = {index: name for name, index in route.links().items()}
-        held = {item.address: names.get(item.interface, "") for item in route.addresses(family)}
-        return (
-            route.routes([a for a in addresses if len(a) == family.address_length]),
-            held,
-            route.bridge_ports(),
-        )
-    finally:
-        route.close()
+        lines = Path(_COUNTERS).read_text().splitlines()
+    except OSError:
+        return None
+    for names, values in zip(lines[::2], lines[1::2], strict=False):
+        found = dict(zip(names.split(), values.split(), strict=False)).get("IPReversePathFilter")
+        if found is not None:
+            return int(found)
+    return None
+
+
+# --- addresses ----------------------------------------------------------------------------------------------
+
+
+class LinuxMachine:
+    """The machine this process runs on, in its current network namespace."""
+
+    def local_addresses(self, family: Family) -> tuple[bytes, ...]:
+        try:
+            return local_addresses(family, exclude=(IPVS_DEVICE,))
+        except KernelError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
+                return ()
+            raise
+
+    async def address_changes(self) -> AsyncIterator[None]:
+        try:
+            monitor = AddressMonitor()
+        except KernelError as error:
+            _log.warning("Address changes will not be noticed until the next restart", err=error)
+            return
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def readable() -> None:
+            if monitor.drain():
+                changed.set()
+
+        loop.add_reader(monitor.fileno(), readable)
+        try:
+            while True:
+                await changed.wait()
+                await asyncio.sleep(_DEBOUNCE_SECONDS)
+                changed.clear()
+                yield
+        finally:
+            loop.remove_reader(monitor.fileno())
+            monitor.close()
+
+
+def detect_families() -> tuple[Family, ...]:
+    """Return the IP families of this network namespace."""
+    disabled = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+    try:
+        has_ipv6 = Path("/proc/net/if_inet6").exists() and disabled.read_text().strip() != "1"
+    except OSError:
+        has_ipv6 = False
+    return (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)

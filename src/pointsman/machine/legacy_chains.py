@@ -71,15 +71,15 @@ def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[
 def _parse_rule(line: str, chains: dict[str, Action]) -> FilterRule:
     """Parse a rule; a line break in a comment is printed as it is, so the rest of such a rule is on another line."""
     try:
-        return _rule(shlex.split(line)[2:], chains)
+        return _parse_fields(shlex.split(line)[2:], chains)
     except ValueError:
         return build_unreadable_rule()
 
 
-def _rule(fields: Sequence[str], chains: dict[str, Action]) -> FilterRule:
+def _parse_fields(fields: Sequence[str], chains: dict[str, Action]) -> FilterRule:
     matches: list[Match] = []
     action, target = Action.PASS, ""
-    for option, negated, values in _options(fields):
+    for option, negated, values in _parse_options(fields):
         if option in ("-j", "-g"):
             if values[0] in chains and values[0] not in _VERDICTS:
                 action, target = Action.JUMP if option == "-j" else Action.GOTO, values[0]
@@ -88,11 +88,11 @@ def _rule(fields: Sequence[str], chains: dict[str, Action]) -> FilterRule:
             else:
                 action = _VERDICTS.get(values[0]) or TARGETS.get(values[0], Action.PASS)
             break
-        matches += _matches(option, values, negated=negated)
+        matches += _parse_matches(option, values, negated=negated)
     return FilterRule(tuple(matches), action, target)
 
 
-def _options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
+def _parse_options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
     """Yield each option, whether it is negated, and its values."""
     position, negated = 0, False
     while position < len(fields):
@@ -106,7 +106,7 @@ def _options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
         position, negated = end, False
 
 
-def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[Match]:
+def _parse_matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[Match]:
     value = values[0]
     text = f"{'! ' if negated else ''}{option} {' '.join(values)}".strip()
     if option in ("-m", "--comment"):
@@ -116,18 +116,20 @@ def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[M
         field = PacketField.SOURCE if option == "-s" else PacketField.DESTINATION
         if cidr is not None:
             length = len(cidr.network)
-            yield _ranged(text, field, cidr.network, cidr.last.to_bytes(length, "big"), negated=negated)
+            yield _build_range_match(
+                text, field, cidr.network, cidr.last.to_bytes(length, "big"), negated=negated
+            )
             return
     elif option in ("-i", "-o"):
         field = PacketField.IN_INTERFACE if option == "-i" else PacketField.OUT_INTERFACE
         name = value.removesuffix("+").encode()
         fill = b"\xff" if value.endswith("+") else b"\0"
         low, high = name.ljust(NAME_LENGTH, b"\0"), name.ljust(NAME_LENGTH, fill)
-        yield _ranged(text, field, low, high, negated=negated)
+        yield _build_range_match(text, field, low, high, negated=negated)
         return
     elif option == "-p" and value.upper() in Protocol.__members__:
         number = bytes((Protocol[value.upper()].value,))
-        yield _ranged(text, PacketField.PROTOCOL, number, number, negated=negated)
+        yield _build_range_match(text, PacketField.PROTOCOL, number, number, negated=negated)
         return
     elif option in ("--sport", "--dport"):
         first, _, last = value.partition(":")
@@ -135,7 +137,7 @@ def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[M
         field = PacketField.SOURCE_PORT if option == "--sport" else PacketField.DESTINATION_PORT
         if lowest is not None and highest is not None:
             low, high = lowest.to_bytes(2, "big"), highest.to_bytes(2, "big")
-            yield _ranged(text, field, low, high, negated=negated)
+            yield _build_range_match(text, field, low, high, negated=negated)
             return
     elif option in ("--ctstate", "--state") and all(state in _STATES for state in value.split(",")):
         bits = sum(_STATES[state] for state in value.split(","))
@@ -144,5 +146,5 @@ def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[M
     yield Match(text)
 
 
-def _ranged(text: str, field: PacketField, low: bytes, high: bytes, *, negated: bool) -> Match:
+def _build_range_match(text: str, field: PacketField, low: bytes, high: bytes, *, negated: bool) -> Match:
     return Match(text, field, ((low, high),), negated=negated)

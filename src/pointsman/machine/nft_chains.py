@@ -24,6 +24,8 @@ HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
 _MAX_CHAINS = 1000
 _MAX_SET_SIZE = 256
+_MAX_SET_BYTES = _MAX_SET_SIZE * 512
+"""More than that many elements take, even with comments."""
 
 
 class ChainReader:
@@ -35,7 +37,7 @@ class ChainReader:
 
     def base_chains(self, ignored_table: str) -> list[FilterChain]:
         """Return base chains without their rules, in the order in which packets pass those of one hook."""
-        found = [chain for proto in self._protos for chain in self._base_chains(proto)]
+        found = [chain for proto in self._protos for chain in self._read_base_chains(proto)]
         external = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
         return sorted(external, key=lambda chain: (chain.hook, chain.priority))
 
@@ -66,7 +68,7 @@ class ChainReader:
                 yield from parse_rule_safely(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
-                    lambda wanted: self._elements(proto, name, wanted),
+                    lambda wanted: self._read_elements(proto, name, wanted),
                     nla.number_of(found.get(nf.NFTA_RULE_HANDLE)),
                     parse_comment(found.get(nf.NFTA_RULE_USERDATA, b"")),
                 )
@@ -75,7 +77,7 @@ class ChainReader:
     def _protos(self) -> tuple[int, ...]:
         return (nf.NFPROTO_INET, NFPROTO[self._family])
 
-    def _base_chains(self, proto: int) -> Iterator[FilterChain]:
+    def _read_base_chains(self, proto: int) -> Iterator[FilterChain]:
         for answer in self._socket.dump(nf.NFT_MSG_GETCHAIN, proto, b"", "list chains"):
             found = parse_attributes(answer)
             hook = nla.attributes(found.get(nf.NFTA_CHAIN_HOOK, b""))
@@ -92,7 +94,7 @@ class ChainReader:
                 policy=Action.DROP if policy == nf.NF_DROP else Action.ACCEPT,
             )
 
-    def _elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
+    def _read_elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
         """Return the elements of a set; None unless it is small and its keys are single values or ranges."""
         body = nla.text(nf.NFTA_SET_TABLE, table) + nla.text(nf.NFTA_SET_NAME, name)
         answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
@@ -101,36 +103,41 @@ class ChainReader:
         flags = nla.number_of(parse_attributes(answer).get(nf.NFTA_SET_FLAGS))
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
-        listed = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
+        what = f"list elements of {name}"
+        listed = self._socket.dump_elements(
+            proto, body, what, dict, _parse_identity, max_bytes=_MAX_SET_BYTES
+        )
         items = list(listed.values())
         if len(items) > _MAX_SET_SIZE:
             return None
-        return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
+        return (
+            _parse_ranges(items) if flags & nf.NFT_SET_INTERVAL else [_parse_element(item) for item in items]
+        )
 
 
-def _element(item: dict[int, bytes]) -> SetElement:
-    key = _value(item)
+def _parse_element(item: dict[int, bytes]) -> SetElement:
+    key = _parse_key(item)
     action, target = parse_verdict_value(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
     return SetElement(key, key, action, target)
 
 
-def _ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:
+def _parse_ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:
     """Return the ranges of an interval set, which lists the start of each and, marked, the first value after it."""
     found: list[SetElement] = []
-    ordered = sorted(items, key=lambda item: (_value(item), not _is_end(item)))
+    ordered = sorted(items, key=lambda item: (_parse_key(item), not _is_end(item)))
     for number, item in enumerate(ordered):
         if _is_end(item):
             continue
-        start = _element(item)
+        start = _parse_element(item)
         end = b"\xff" * len(start.low)
         if number + 1 < len(ordered):
-            behind = int.from_bytes(_value(ordered[number + 1]), "big")
+            behind = int.from_bytes(_parse_key(ordered[number + 1]), "big")
             end = (behind - 1).to_bytes(len(start.low), "big")
         found.append(start._replace(high=end))
     return found
 
 
-def _identity(item: dict[int, bytes]) -> tuple[bytes | None, ...]:
+def _parse_identity(item: dict[int, bytes]) -> tuple[bytes | None, ...]:
     """Return what no two elements of a set share; the flags tell the end of a range from the start of the next."""
     return (
         item.get(nf.NFTA_SET_ELEM_KEY),
@@ -143,5 +150,5 @@ def _is_end(item: dict[int, bytes]) -> bool:
     return bool(nla.number_of(item.get(nf.NFTA_SET_ELEM_FLAGS)) & nf.NFT_SET_ELEM_INTERVAL_END)
 
 
-def _value(item: dict[int, bytes]) -> bytes:
+def _parse_key(item: dict[int, bytes]) -> bytes:
     return parse_value(item.get(nf.NFTA_SET_ELEM_KEY, b""))

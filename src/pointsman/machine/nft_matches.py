@@ -47,11 +47,11 @@ def build_comparison(held: Loaded, operation: int, value: bytes, family: Family)
         if held.mask and any(value):
             return Match(f"{held.text} of some kind")
         # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
-        return _of_bits(held.field, asked, negated=negated != bool(held.mask))
+        return _build_bits_match(held.field, asked, negated=negated != bool(held.mask))
     if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
         return build_range_match(held, ((value, value),), family, negated=negated)
     if held.mask or held.field in _NAMES:
-        return Match(f"{_masked_text(held)} {_ORDERS[operation]} {_hex(value)}")
+        return Match(f"{_format_masked(held)} {_ORDERS[operation]} {_format_hex(value)}")
     least, most = bytes(len(value)), b"\xff" * len(value)
     number = int.from_bytes(value, "big")
     ranges = {
@@ -63,7 +63,7 @@ def build_comparison(held: Loaded, operation: int, value: bytes, family: Family)
     return build_range_match(held, (ranges[operation],), family)
 
 
-def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
+def _build_bits_match(field: PacketField, bits: int, *, negated: bool = False) -> Match:
     values = ",".join(name for bit, name in BIT_NAMES[field].items() if bits & bit) or f"0x{bits:x}"
     return Match(f"{field.value} {'!= ' if negated else ''}{values}", field, bits=bits, negated=negated)
 
@@ -74,30 +74,30 @@ def build_range_match(
     """Return the match of a value in one of the ranges; a short bound stands for every value that begins with it."""
     field = held.field
     if field is None:
-        return Match(f"{_masked_text(held)} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
+        return Match(f"{_format_masked(held)} {'!= ' if negated else ''}{_format_hex(ranges[0][0])}")
     if field in BIT_NAMES:
         bits = 0
         for low, _ in ranges:
             bits |= int.from_bytes(low, sys.byteorder)
-        return _of_bits(field, bits, negated=negated)
+        return _build_bits_match(field, bits, negated=negated)
     full = value_length(field, family)
-    prefix = _prefix_of(held.mask) if held.mask else full * 8
+    prefix = _find_prefix(held.mask) if held.mask else full * 8
     if prefix is None:
         return Match(f"{held.text} masked", None, negated=negated)
     if field in _NAMES:
         ranges = [(low, high.ljust(full, b"\0") if b"\0" in high else high) for low, high in ranges]
-    widened = tuple((low.ljust(full, b"\0"), _last(high, prefix, full)) for low, high in ranges)
+    widened = tuple((low.ljust(full, b"\0"), _compute_last(high, prefix, full)) for low, high in ranges)
     values = ", ".join(_format_range(field, low, high) for low, high in widened)
     text = f"{held.text} {'!= ' if negated else ''}{values if len(widened) == 1 else '{ ' + values + ' }'}"
     # The names of the other fields show the family, so its text is left out.
     return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
 
 
-def _masked_text(held: Loaded) -> str:
-    return f"{held.text} & {_hex(held.mask)}" if held.mask else held.text
+def _format_masked(held: Loaded) -> str:
+    return f"{held.text} & {_format_hex(held.mask)}" if held.mask else held.text
 
 
-def _hex(value: bytes) -> str:
+def _format_hex(value: bytes) -> str:
     return hex(int.from_bytes(value, sys.byteorder))
 
 
@@ -110,13 +110,13 @@ def value_length(field: PacketField, family: Family) -> int:
     return 2 if field in (PacketField.SOURCE_PORT, PacketField.DESTINATION_PORT) else 1
 
 
-def _prefix_of(mask: bytes) -> int | None:
+def _find_prefix(mask: bytes) -> int | None:
     number, bits = int.from_bytes(mask, "big"), len(mask) * 8
     ones = number.bit_count()
     return ones if number == ((1 << ones) - 1) << (bits - ones) else None
 
 
-def _last(high: bytes, prefix: int, full: int) -> bytes:
+def _compute_last(high: bytes, prefix: int, full: int) -> bytes:
     padded = high.ljust(full, b"\xff")
     host = full * 8 - prefix
     return (int.from_bytes(padded, "big") | ((1 << host) - 1)).to_bytes(full, "big") if host > 0 else padded
@@ -168,4 +168,4 @@ def parse_conntrack_match(info: bytes) -> Match | None:
     if asked != 1:
         return None
     bits = sum(ours for theirs, ours in _XT_STATES.items() if states & theirs)
-    return _of_bits(PacketField.CT_STATE, bits, negated=bool(inverted & 1))
+    return _build_bits_match(PacketField.CT_STATE, bits, negated=bool(inverted & 1))

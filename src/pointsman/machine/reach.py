@@ -58,10 +58,10 @@ class Attempt(msgspec.Struct, frozen=True):
 def reach(places: Sequence[Place], seconds: float, source: bytes = b"") -> list[Attempt]:
     """Try to connect to each place, within `seconds` each, from `source` or the address that the kernel chooses."""
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
-        return list(pool.map(lambda place: _attempt(place, seconds, source), places))
+        return list(pool.map(lambda place: _try_to_connect(place, seconds, source), places))
 
 
-def _attempt(place: Place, seconds: float, source: bytes) -> Attempt:
+def _try_to_connect(place: Place, seconds: float, source: bytes) -> Attempt:
     family = socket.AF_INET if len(place.address) == 4 else socket.AF_INET6
     kind, protocol = _KINDS[place.protocol]
     try:
@@ -72,15 +72,15 @@ def _attempt(place: Place, seconds: float, source: bytes) -> Attempt:
             started = time.monotonic()
             sock.connect((address_text(place.address), place.port))
             if place.protocol is Protocol.UDP:
-                return _datagram(sock, started)
+                return _wait_for_reply(sock, started)
             return Attempt(Reached.CONNECTED, time.monotonic() - started)
     except TimeoutError:
         return Attempt(Reached.SILENT, seconds)
     except OSError as error:
-        return _failed(error)
+        return _describe_failure(error)
 
 
-def _datagram(sock: socket.socket, started: float) -> Attempt:
+def _wait_for_reply(sock: socket.socket, started: float) -> Attempt:
     sock.send(b"")
     try:
         sock.recv(1)
@@ -89,7 +89,7 @@ def _datagram(sock: socket.socket, started: float) -> Attempt:
     return Attempt(Reached.CONNECTED, time.monotonic() - started)
 
 
-def _failed(error: OSError) -> Attempt:
+def _describe_failure(error: OSError) -> Attempt:
     number = error.errno or 0
     detail = os.strerror(number) if number else str(error)
     if number == errno.ECONNREFUSED:

@@ -1,17 +1,18 @@
-"""Settings of the host that kube-proxy makes at start: conntrack limits and timeouts, and its own OOM score.
+"""What the process sets at start: conntrack limits and timeouts of the host, its own OOM score, memory and file descriptors.
 
-None of them is needed for packets to flow, so none is fatal: what cannot be set is returned as a condition.
+None of it is needed for packets to flow, so nothing is fatal: what cannot be set on the host becomes a condition.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
-from collections.abc import Sequence
+import resource
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from pointsman.conditions import Condition
 from pointsman.config.types import Conntrack
@@ -24,13 +25,11 @@ _TABLE_SIZE: Final = f"{_PREFIX}max"
 LOOSE_TRACKING: Final = f"{_PREFIX}tcp_loose"
 """Whether conntrack picks up TCP connections mid-stream."""
 
+_M_ARENA_MAX = -8
+"""mallopt's name for the number of heaps, from glibc's malloc.h."""
 
-class HostReport(msgspec.Struct, frozen=True):
-    """Settings that were applied, and conditions for those that could not be."""
-
-    applied: Sequence[str]
-    """`name=value` of every setting that now has its configured value."""
-    conditions: Sequence[Condition]
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_MAX_DESCRIPTORS = 65536
 
 
 def compute_conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
@@ -72,30 +71,28 @@ def compute_conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]
     return targets
 
 
-def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostReport:
-    """Set conntrack limits and timeouts. The hash table only grows: shrinking would slow other users down.
+def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> list[str]:
+    """Set conntrack limits and timeouts; return `name=value` of those that succeeded.
 
-    A node that is a container shares the table with its host and may not resize it; a larger table is fine, too.
+    The hash table only grows: shrinking would slow other users down. A node that is a container shares the table with its host
+    and may not resize it; a larger table is fine, too.
     """
     applied: list[str] = []
-    conditions: list[Condition] = []
 
-    def ensure(name: str, value: int) -> bool:
-        problem = sysctls.ensure(name, value)
-        if problem is None:
+    def ensure(name: str, value: int, *, at_least: bool = False) -> bool:
+        is_set = sysctls.ensure(name, value, at_least=at_least)
+        if is_set:
             applied.append(f"{name}={value}")
-        elif name != _TABLE_SIZE or (sysctls.read_int(name) or 0) < value:
-            conditions.append(problem)
-        return problem is None
+        return is_set
 
     for name, value in compute_conntrack_targets(settings, cores).items():
-        is_set = ensure(name, value)
+        is_set = ensure(name, value, at_least=name == _TABLE_SIZE)
         if name == _TABLE_SIZE and is_set and (sysctls.read_int(_HASHSIZE) or 0) < value // 4:
-            ensure(_HASHSIZE, value // 4)
-    return HostReport(applied, conditions)
+            ensure(_HASHSIZE, value // 4, at_least=True)
+    return applied
 
 
-def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
+def apply_oom_score(score: int, root: Path = Path("/")) -> Condition | None:
     """Make the kernel kill other processes first when memory runs out.
 
     Lowering the score needs CAP_SYS_RESOURCE, which a pod should not have: there the kubelet decides (-997 for node-critical
@@ -109,11 +106,62 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
             path.write_text(str(score))
     except OSError as error:
         if found.startswith(("-", "0")):
-            return HostReport([], [])
+            return None
         message = (
             f"cannot set oom_score_adj to {score} ({error.strerror}); it is {found}, so the kernel kills this process before "
             "others when memory runs out"
         )
         remedy = "give the pod priorityClassName system-node-critical, or the unit OOMScoreAdjust"
-        return HostReport([], [Condition.false("OOMScore", "NotPermitted", message, remedy)])
-    return HostReport([f"oom_score_adj={score}"], [])
+        return Condition.false("OOMScore", "NotPermitted", message, remedy)
+    return None
+
+
+# --- memory and descriptors of the process ------------------------------------------------------------------
+
+
+def limit_arenas() -> None:
+    """Use one heap for all threads, few of which allocate at the same time; call before threads start."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files as far as the system allows, up to `_MAX_DESCRIPTORS`; call at start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def relax_gc() -> None:
+    """Exempt imported modules from garbage collection and collect rarely; call after the imports.
+
+    Nearly everything in the first list stays. With the interpreter's defaults, collections that find nothing take a
+    third of the time of that list.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 10, 10)
+
+
+def freeze_heap() -> None:
+    """Collect once, exempt the survivors from later collections, and return free heap pages to the system.
+
+    The objects of a cluster live as long as the cluster; otherwise every full collection visits all of them in the
+    middle of a sync. Objects that an earlier call exempted are collected, too: after a restart inside the process
+    they are garbage.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return free heap pages to the system, after work that needed many of them for a moment.
+
+    The collection empties the interpreter's free lists, whose entries keep pages in use.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

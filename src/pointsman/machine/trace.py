@@ -12,8 +12,7 @@ import select
 import struct
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
@@ -23,8 +22,14 @@ from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nfnl
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
-from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, BatchRejected, NftablesSocket, nftables_message
+from pointsman.kernel.netlink import Answer, Closable, Message, NetlinkSocket
+from pointsman.kernel.nfnl import (
+    FAMILY_KEYWORDS,
+    NFPROTO,
+    BatchRejected,
+    NftablesSocket,
+    build_nftables_message,
+)
 from pointsman.machine.nft_rules import parse_verdict
 from pointsman.machine.packet_filter import Action
 from pointsman.model.addresses import Family, host_port_text
@@ -83,7 +88,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
         return self.table.partition(" ")[2] == TRACE_TABLE
 
 
-class Tracer:
+class Tracer(Closable):
     """Traces packets while it is open. Needs CAP_NET_ADMIN."""
 
     def __init__(self, wanted: TraceFilter) -> None:
@@ -96,14 +101,6 @@ class Tracer:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         if not self._owned:
@@ -126,29 +123,33 @@ class Tracer:
     def _make_table(self) -> None:
         try:
             self._table.delete_table(NFPROTO[self._wanted.family], TRACE_TABLE)
-            self._table.commit(self._messages(nf.NFT_TABLE_F_OWNER))
+            self._table.commit(self._build_messages(nf.NFT_TABLE_F_OWNER))
         except BatchRejected as refused:
             if refused.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise _in_use(refused) from refused
+                raise _build_in_use_error(refused) from refused
             self._owned = False
-            self._table.commit(self._messages(0))
+            self._table.commit(self._build_messages(0))
         except KernelError as error:
-            raise _in_use(error) from error
+            raise _build_in_use_error(error) from error
 
-    def _messages(self, flags: int) -> list[Message]:
+    def _build_messages(self, flags: int) -> list[Message]:
         table = _NAME + nla.u32be(nf.NFTA_TABLE_FLAGS, flags)
-        made = [self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table)]
+        made = [self._build_message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table)]
         for name, hook in _HOOKS.items():
-            made.append(self._message(nf.NFT_MSG_NEWCHAIN, netlink.NLM_F_CREATE, _chain(name, hook)))
-            rule = nla.attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._expressions())
+            made.append(
+                self._build_message(nf.NFT_MSG_NEWCHAIN, netlink.NLM_F_CREATE, _encode_chain(name, hook))
+            )
+            rule = nla.attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._encode_rule())
             body = _NAME + nla.text(nf.NFTA_RULE_CHAIN, name) + rule
-            made.append(self._message(nf.NFT_MSG_NEWRULE, netlink.NLM_F_CREATE | netlink.NLM_F_APPEND, body))
+            made.append(
+                self._build_message(nf.NFT_MSG_NEWRULE, netlink.NLM_F_CREATE | netlink.NLM_F_APPEND, body)
+            )
         return made
 
-    def _message(self, kind: int, flags: int, body: bytes) -> Message:
-        return nftables_message(kind, NFPROTO[self._wanted.family], flags, body)
+    def _build_message(self, kind: int, flags: int, body: bytes) -> Message:
+        return build_nftables_message(kind, NFPROTO[self._wanted.family], flags, body)
 
-    def _expressions(self) -> bytes:
+    def _encode_rule(self) -> bytes:
         """Encode the rule: as narrow as possible, first packets only, and few per second, for busy Services."""
         wanted, register = self._wanted, w.FIRST_REGISTER
         source, destination = _OFFSETS[wanted.family]
@@ -188,7 +189,7 @@ class Tracer:
 _NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TRACE_TABLE)
 
 
-def _chain(name: str, hook: int) -> bytes:
+def _encode_chain(name: str, hook: int) -> bytes:
     return (
         _NAME
         + nla.text(nf.NFTA_CHAIN_NAME, name)
@@ -202,7 +203,7 @@ def _chain(name: str, hook: int) -> bytes:
     )
 
 
-def _in_use(error: KernelError) -> KernelError:
+def _build_in_use_error(error: KernelError) -> KernelError:
     """Return the error to raise: EPERM means that the table has another owner, or that CAP_NET_ADMIN is missing."""
     if error.errno == errno.EPERM:
         return Busy(
@@ -234,7 +235,7 @@ def parse_trace_event(answer: Answer) -> TraceEvent | None:
         action=action,
         target=target,
         by_policy=by_policy,
-        header=_header(
+        header=_parse_header(
             found.get(nf.NFTA_TRACE_NETWORK_HEADER, b""), found.get(nf.NFTA_TRACE_TRANSPORT_HEADER, b"")
         ),
         in_interface=nla.number_of(found.get(nf.NFTA_TRACE_IIF)),
@@ -242,7 +243,7 @@ def parse_trace_event(answer: Answer) -> TraceEvent | None:
     )
 
 
-def _header(network: bytes, transport: bytes) -> Header | None:
+def _parse_header(network: bytes, transport: bytes) -> Header | None:
     if len(network) < 20 or len(transport) < 4:
         return None
     family = Family.IPV4 if network[0] >> 4 == 4 else Family.IPV6

@@ -164,7 +164,12 @@ def cidr_from_text(text: str) -> Cidr | None:
         prefix -= 96
     if not 0 <= prefix <= bits:
         return None
-    shift = bits - prefix
+    return network_of(address, prefix)
+
+
+def network_of(address: bytes, prefix: int) -> Cidr:
+    """Return the range with this prefix length that contains the address."""
+    shift = len(address) * 8 - prefix
     network = (int.from_bytes(address, "big") >> shift) << shift
     return Cidr(network.to_bytes(len(address), "big"), prefix)
 

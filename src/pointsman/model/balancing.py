@@ -251,8 +251,8 @@ def find_weight(weights: Weights, pod: str, node: str, zone: str) -> int:
 
 def compute_weight(endpoint: Endpoint, request: BalancingRequest) -> int:
     """Return the weight from the slice of an endpoint, else from the Service, else 1."""
-    if endpoint.weight != NO_WEIGHT:
-        return endpoint.weight
+    if endpoint.state.weight != NO_WEIGHT:
+        return endpoint.state.weight
     found = find_weight(request.weights, endpoint.pod, endpoint.node, endpoint.zone)
     return 1 if found == NO_WEIGHT else found
 
@@ -283,7 +283,7 @@ def choose_scheduler(
 
 def choose_fallback_scheduler(request: BalancingRequest, endpoints: Iterable[Endpoint]) -> Scheduler:
     """Return what every mode has: random, or weighted where weights are given."""
-    weighed = bool(request.weights) or any(e.weight != NO_WEIGHT for e in endpoints)
+    weighed = bool(request.weights) or any(e.state.weight != NO_WEIGHT for e in endpoints)
     return Scheduler.WEIGHTED if weighed else Scheduler.RANDOM
 
 
@@ -313,7 +313,7 @@ def build_balancing_plan(
     adjusted = (
         defaults.capabilities.adjusts_shares
         and not scheduler.is_hash
-        and any(e.share != FULL_SHARE for e in endpoints)
+        and any(e.state.share != FULL_SHARE for e in endpoints)
     )
     weights = dict(_compute_weights(scheduler, request, endpoints, adjusted))
     if len(set(weights.values())) < 2:
@@ -331,5 +331,5 @@ def _compute_weights(
 ) -> Iterator[tuple[Identity, int]]:
     for endpoint in endpoints:
         weight = 1 if scheduler is Scheduler.RANDOM else (compute_weight(endpoint, request) or 1)
-        share = endpoint.share if adjusted else 1
+        share = endpoint.state.share if adjusted else 1
         yield endpoint.identity, weight * share

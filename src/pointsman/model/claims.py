@@ -49,7 +49,7 @@ class ClaimIndex:
         """Replace the claims of a service port; None where it did not exist or does not exist any more."""
         if old == new:
             return
-        before, after = _claims_of(old), _claims_of(new)
+        before, after = _collect_claims(old), _collect_claims(new)
         for claim, rank in before.items():
             if after.get(claim) != rank:
                 self._remove(claim, rank)
@@ -64,21 +64,21 @@ class ClaimIndex:
         """
         affected: set[ServicePortName] = set()
         for claim in self._changed_claims:
-            affected |= self._claims.names(claim)
+            affected |= self._claims.find_names(claim)
         for address in self._changed_cluster_ips:
-            affected |= self._external.names(address)
+            affected |= self._external.find_names(address)
         self._changed_claims, self._changed_cluster_ips = set(), set()
         return affected
 
     def find_lost(self, port: ServicePort) -> dict[Claim, Winner]:
         """Return the claims of a service port that others own, with the owner."""
         lost: dict[Claim, Winner] = {}
-        for claim, rank in _claims_of(port).items():
-            owner = self._cluster_ips.first(claim[0]) if rank[0] == _ORDINARY else None
+        for claim, rank in _collect_claims(port).items():
+            owner = self._cluster_ips.find_first(claim[0]) if rank[0] == _ORDINARY else None
             if owner is not None and claim[0] != port.cluster_ip:
                 lost[claim] = Winner(owner, has_address=True)
                 continue
-            first = self._claims.first(claim)
+            first = self._claims.find_first(claim)
             if first is not None and first != port.name:
                 lost[claim] = Winner(first)
         return lost
@@ -117,11 +117,11 @@ class _Contenders(Generic[_Key]):
     def __contains__(self, key: _Key) -> bool:
         return key in self._ranks
 
-    def names(self, key: _Key) -> set[ServicePortName]:
+    def find_names(self, key: _Key) -> set[ServicePortName]:
         ranks = self._ranks.get(key, ())
         return {rank[2] for rank in ranks} if isinstance(ranks, list) else {ranks[2]} if ranks else set()
 
-    def first(self, key: _Key) -> ServicePortName | None:
+    def find_first(self, key: _Key) -> ServicePortName | None:
         ranks = self._ranks.get(key)
         if ranks is None:
             return None
@@ -151,11 +151,11 @@ class _Contenders(Generic[_Key]):
         return position == 0
 
 
-def _claims_of(port: ServicePort | None) -> dict[Claim, _Rank]:
-    return dict(_claims(port)) if port is not None else {}
+def _collect_claims(port: ServicePort | None) -> dict[Claim, _Rank]:
+    return dict(_list_claims(port)) if port is not None else {}
 
 
-def _claims(port: ServicePort) -> Iterator[tuple[Claim, _Rank]]:
+def _list_claims(port: ServicePort) -> Iterator[tuple[Claim, _Rank]]:
     protocol = port.protocol
     ordinary: _Rank = (_ORDINARY, port.service.created, port.name)
     for address in (*port.external_ips, *port.load_balancer_ips):

@@ -17,7 +17,7 @@ Identity = tuple[bytes, int]
 
 
 class EndpointState(msgspec.Struct, frozen=True, gc=False):
-    """State that many endpoints share; see Endpoint for the fields."""
+    """State that many endpoints share."""
 
     ready: bool = True
     serving: bool = True
@@ -28,7 +28,9 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False):
     zone_hints: tuple[str, ...] = ()
     node_hints: tuple[str, ...] = ()
     weight: int = NO_WEIGHT
+    """Given by the slice."""
     share: int = FULL_SHARE
+    """Current percentage of its weight."""
 
 
 shared_state = functools.lru_cache(_MAX_SHARED_STATES)(EndpointState)
@@ -72,24 +74,6 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     @property
     def zone(self) -> str:
         return self.state.zone
-
-    @property
-    def zone_hints(self) -> tuple[str, ...]:
-        return self.state.zone_hints
-
-    @property
-    def node_hints(self) -> tuple[str, ...]:
-        return self.state.node_hints
-
-    @property
-    def weight(self) -> int:
-        """Weight given by the slice."""
-        return self.state.weight
-
-    @property
-    def share(self) -> int:
-        """Current percentage of its weight."""
-        return self.state.share
 
     def with_share(self, share: int) -> Endpoint:
         return Endpoint(self.address, self.port, self.pod, msgspec.structs.replace(self.state, share=share))

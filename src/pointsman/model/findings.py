@@ -102,6 +102,7 @@ class Code(enum.StrEnum):
 
     # A question that leads to no service port.
     AMBIGUOUS = "Ambiguous"
+    CLIENT_OF_OTHER_FAMILY = "ClientOfOtherFamily"
     ENDPOINT_NOT_USED = "EndpointNotUsed"
     ENDPOINT_USED = "EndpointUsed"
     FAMILY_NOT_SERVED = "FamilyNotServed"
@@ -137,6 +138,7 @@ class Code(enum.StrEnum):
     SOURCE_RANGES = "SourceRanges"
 
     # The host: settings, routes, and rules of other programs.
+    BRIDGE_BYPASSES_RULES = "BridgeBypassesRules"
     CONNTRACK_FULL = "ConntrackFull"
     CONNTRACK_NEARLY_FULL = "ConntrackNearlyFull"
     EARLIER_NAT = "EarlierNat"
@@ -147,6 +149,9 @@ class Code(enum.StrEnum):
     INTERFACE_NOT_FORWARDING = "InterfaceNotForwarding"
     NO_ROUTE = "NoRoute"
     NOT_TRACKED = "NotTracked"
+    PODS_NOT_DETECTED = "PodsNotDetected"
+    POD_RANGE_NOT_DETECTED = "PodRangeNotDetected"
+    REVERSE_PATH_DROPS = "ReversePathDrops"
     STRICT_REVERSE_PATH = "StrictReversePath"
 
     # Connections made by `explain --probe`.
@@ -158,6 +163,21 @@ class Code(enum.StrEnum):
     FRONTEND_REFUSED = "FrontendRefused"
     FRONTEND_SILENT = "FrontendSilent"
     FRONTEND_UNREACHABLE = "FrontendUnreachable"
+
+    # Another proxy mode, by `check --to`.
+    MIGRATE_CHAINS = "MigrateChains"
+    MIGRATE_EXCLUDE_CIDRS = "MigrateExcludeCIDRs"
+    MIGRATE_EXTERNAL_IPS = "MigrateExternalIPs"
+    MIGRATE_IPVS_ADDRESSES = "MigrateIPVSAddresses"
+    MIGRATE_KERNEL = "MigrateKernel"
+    MIGRATE_LOOPBACK = "MigrateLoopback"
+    MIGRATE_MIN_SYNC_PERIOD = "MigrateMinSyncPeriod"
+    MIGRATE_NODE_PORT_ADDRESSES = "MigrateNodePortAddresses"
+    MIGRATE_NO_SCHEDULER = "MigrateNoScheduler"
+    MIGRATE_SCHEDULER = "MigrateScheduler"
+    MIGRATE_SOURCE_RANGES = "MigrateSourceRanges"
+    MIGRATE_STRICT_ARP = "MigrateStrictARP"
+    MIGRATE_TIMEOUT = "MigrateTimeout"
 
     @classmethod
     def _missing_(cls, _value: object) -> Code:

@@ -82,6 +82,7 @@ class ServiceSpec(
         "external_ips": "externalIPs",
         "load_balancer_source_ranges": "loadBalancerSourceRanges",
         "internal_traffic_policy": "internalTrafficPolicy",
+        "traffic_distribution": "trafficDistribution",
         "external_traffic_policy": "externalTrafficPolicy",
         "health_check_node_port": "healthCheckNodePort",
         "ip_families": "ipFamilies",
@@ -101,6 +102,8 @@ class ServiceSpec(
     external_traffic_policy: str | None = None
     health_check_node_port: int = 0
     ip_families: Entries[str] | None = None
+    traffic_distribution: str | None = None
+    """For `pointsman simulate`: the EndpointSlice controller writes hints by it, and a proxy reads the hints."""
 
 
 class Ingress(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -66,11 +66,12 @@ def plan_service_port(
         endpoints=selected,
         findings=tuple(findings),
         balancing=balancing,
-        resets_gone=_decide_reset_gone(port, context.balancing),
+        resets_gone=resets_gone(port, context.balancing),
     )
 
 
-def _decide_reset_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
+def resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
+    """Return whether connections to removed endpoints are reset."""
     requested = port.service.balancing.reset_gone
     return port.protocol is Protocol.TCP and (defaults.reset_gone if requested is None else requested)
 

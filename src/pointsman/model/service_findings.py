@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pointsman.model.addresses import address_from_text, address_text
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import SERVICE_NAME_LABEL, Meta, Service
-from pointsman.model.service import find_skip_reason
+from pointsman.model.service_parsing import find_skip_reason
 
 
 class ServiceFindings:
@@ -35,7 +35,7 @@ class ServiceFindings:
         self._services.pop(key, None)
         self._discard(key, ObjectReference("Service", key))
 
-    def slice_changed(self, key: str) -> None:
+    def discard_slice(self, key: str) -> None:
         """Discard the findings about a slice that arrived or was deleted."""
         service = self._slice_service.pop(key, None)
         if service is not None:

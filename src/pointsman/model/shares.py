@@ -137,8 +137,8 @@ class EndpointShares:
         for known in (self._shares, self._warming_up, self.modes):
             known.pop(name, None)
 
-    def warming_up(self, name: ServicePortName) -> frozenset[Identity]:
-        """Endpoints that have not reached their full share since they became ready."""
+    def find_warming_up(self, name: ServicePortName) -> frozenset[Identity]:
+        """Return the endpoints that have not reached their full share since they became ready."""
         return frozenset(self._warming_up.get(name, ()))
 
     def set(self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity]) -> bool:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable
 from operator import itemgetter
 
+import msgspec
+
 from pointsman.model.addresses import (
     Family,
     address_and_text,
@@ -31,6 +33,64 @@ SliceEndpoints = dict[PortKey, tuple[Endpoint, ...]]
 
 MAX_ENDPOINT_PORTS = 100_000
 """Limit of endpoints times ports of one slice. The API allows 1,000 times 20,000, too much for a node."""
+
+
+class _SliceState(msgspec.Struct, frozen=True, gc=False):
+    """Endpoints of one slice, by port of its Service."""
+
+    service_key: str
+    ports: tuple[tuple[PortKey, tuple[Endpoint, ...]], ...]
+
+
+class SliceIndex:
+    """The slices of one IP family by key, and those of each Service."""
+
+    def __init__(self) -> None:
+        self._slices: dict[str, _SliceState] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        """By Service. Most have one slice, and a tuple takes a quarter of the memory of a dictionary."""
+
+    def find_service(self, key: str) -> str | None:
+        """Return the key of the Service that a slice belongs to; None for an unknown slice."""
+        known = self._slices.get(key)
+        return known.service_key if known is not None else None
+
+    def replace(self, key: str, service_key: str, endpoints: SliceEndpoints) -> bool:
+        """Add or replace a slice, which must not belong to another Service; return whether it differs."""
+        known = self._slices.get(key)
+        found = _SliceState(service_key, tuple(endpoints.items()))
+        if found == known:
+            return False
+        if known is None:
+            self._keys[service_key] = (*self._keys.get(service_key, ()), key)
+        self._slices[key] = found
+        return True
+
+    def remove(self, key: str) -> str | None:
+        """Remove a slice; return the key of its Service, None for an unknown slice."""
+        known = self._slices.pop(key, None)
+        if known is None:
+            return None
+        rest = tuple(one for one in self._keys.pop(known.service_key) if one != key)
+        if rest:
+            self._keys[known.service_key] = rest
+        return known.service_key
+
+    def list_endpoints(self, service_key: str) -> dict[PortKey, list[tuple[Endpoint, ...]]]:
+        """Return the endpoints of a Service by port, one list from each slice that has any."""
+        lists: dict[PortKey, list[tuple[Endpoint, ...]]] = {}
+        for key in self._keys.get(service_key, ()):
+            for port, endpoints in self._slices[key].ports:
+                if endpoints:
+                    lists.setdefault(port, []).append(endpoints)
+        return lists
+
+    def count_endpoints(self, service_key: str) -> dict[str, dict[PortKey, int]]:
+        """Return the slices of a Service, each with the number of endpoints per port, for explanations."""
+        return {
+            key: {port: len(endpoints) for port, endpoints in self._slices[key].ports}
+            for key in self._keys.get(service_key, ())
+        }
 
 
 def parse_slice_endpoints(
@@ -101,12 +161,12 @@ def _rank(
         endpoint.ready,
         endpoint.serving,
         endpoint.local,
-        endpoint.zone_hints,
-        endpoint.node_hints,
+        endpoint.state.zone_hints,
+        endpoint.state.node_hints,
         endpoint.node,
         endpoint.zone,
         endpoint.pod,
-        endpoint.weight,
+        endpoint.state.weight,
     )
 
 

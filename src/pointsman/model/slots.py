@@ -11,10 +11,18 @@ import hashlib
 import itertools
 import math
 import struct
+from array import array
 from collections.abc import Sequence
 
-from pointsman.model.balancing import HASH_SLOTS_RANGE, BalancingPlan
+from pointsman.model.balancing import (
+    HASH_SLOTS_RANGE,
+    NO_REQUEST,
+    BalancingDefaults,
+    BalancingPlan,
+    Scheduler,
+)
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.service import ServicePort, ServicePortName
 
 EXACT_SLOTS = 256
 """Weights are represented exactly up to this number of slots."""
@@ -28,6 +36,8 @@ _MAX_SCORES = 1 << 23
 endpoint."""
 _MAX_ELEMENTS = 1 << 18
 """Slots at all frontends of all ports of a Service: about a second to load, and 27 MiB of kernel memory."""
+MAX_EXTRA_ELEMENTS = 1 << 19
+"""Slots beyond the default size at all frontends of a node, whose IP families share them equally: 54 MiB of kernel memory, and about 25 MiB of this process."""
 _SLOTS_PER_BLOCK = 512
 """Scores of all endpoints are computed for this number of slots at a time, to limit memory."""
 _SLACK = 0.125
@@ -87,6 +97,14 @@ def compute_max_hashed_endpoints(ports: int, frontends: int) -> int:
     return max(1, limit)
 
 
+def estimate_fill_seconds(endpoints: int, frontends: int, balance: BalancingPlan | None) -> float:
+    """Return about how long it takes to fill and to load the hash tables of a service port; 0 without one."""
+    if balance is None or not balance.scheduler.is_hash or endpoints < 2:
+        return 0.0
+    size = compute_table_size(balance.hash_slots, endpoints, balance.max_slots)
+    return size * endpoints / _MAX_SCORES + size * frontends / _MAX_ELEMENTS
+
+
 def compute_max_hash_slots(endpoints: int, ports: int, frontends: int) -> int:
     """Return the largest table that such a Service may have at each port."""
     by_time = _MAX_SCORES // (ports * max(1, endpoints))
@@ -114,8 +132,8 @@ def compute_table_size(requested: int, endpoints: int, limit: int = HASH_SLOTS_R
 @functools.lru_cache(maxsize=64)
 def assign_hash_slots(
     names: tuple[bytes, ...], weights: tuple[int, ...], size: int, seed: int
-) -> tuple[int, ...]:
-    """Return the index of the endpoint of each slot.
+) -> Sequence[int]:
+    """Return the index of the endpoint of each slot, in two bytes each: large tables are remembered.
 
     Every endpoint has a score for every slot, and a slot goes to the highest score with capacity left. Removing an endpoint
     moves its own slots and few others; nodes need neither coordination nor history.
@@ -123,7 +141,7 @@ def assign_hash_slots(
     weighed = len(set(weights)) > 1
     per_weight = size * (1 + _SLACK) / sum(weights)
     capacity = [max(1, math.ceil(weight * per_weight)) for weight in weights]
-    owners: list[int] = []
+    owners = array("H")
     for block in range(-(-size // _SLOTS_PER_BLOCK)):
         scores: list[Sequence[float]] = [_compute_scores(name, block, seed) for name in names]
         if weighed:
@@ -137,7 +155,7 @@ def assign_hash_slots(
                 index = max((score, other) for other, score in enumerate(column) if capacity[other])[1]
             capacity[index] -= 1
             owners.append(index)
-    return tuple(owners)
+    return owners
 
 
 _RANGE = (1 << 32) + 1
@@ -147,3 +165,70 @@ def _compute_scores(name: bytes, block: int, seed: int) -> tuple[int, ...]:
     """Return the scores of one endpoint for the slots of one block."""
     key = seed.to_bytes(8, "big") + name + block.to_bytes((block.bit_length() + 7) // 8, "big")
     return struct.unpack(f">{_SLOTS_PER_BLOCK}I", hashlib.shake_128(key).digest(4 * _SLOTS_PER_BLOCK))
+
+
+_Rank = tuple[str, ServicePortName]
+
+
+class HashBudget:
+    """Service ports with large hash tables, and which of them exceed the budget of the node.
+
+    Every Service gets tables of the default size. Larger ones, by request or because there are many endpoints, share the budget:
+    everyone who may annotate Services can request hundreds of large tables, and each costs memory and time. The older Service
+    has precedence, then the smaller name, so that all nodes decide alike.
+    """
+
+    def __init__(self, limit: int = MAX_EXTRA_ELEMENTS) -> None:
+        self._limit = limit
+        self._costs: dict[ServicePortName, tuple[_Rank, int]] = {}
+        self._has_changed = False
+        self.exceeding: frozenset[ServicePortName] = frozenset()
+        """Service ports whose tables must have the default size."""
+
+    def replace(
+        self, name: ServicePortName, port: ServicePort | None, endpoints: int, defaults: BalancingDefaults
+    ) -> None:
+        """Replace the cost of a service port with so many endpoints; None where it does not exist any more."""
+        if name not in self._costs and (port is None or not _may_hash(port, defaults)):
+            return
+        cost = _compute_extra_elements(port, endpoints, defaults) if port is not None else 0
+        found = ((port.service.created, name), cost) if port is not None and cost else None
+        if found == self._costs.get(name):
+            return
+        self._has_changed = True
+        if found is not None:
+            self._costs[name] = found
+        else:
+            del self._costs[name]
+
+    def take_affected(self) -> frozenset[ServicePortName]:
+        """Distribute the budget again if a cost changed; return the service ports that gain or lose a large table."""
+        if not self._has_changed:
+            return frozenset()
+        self._has_changed = False
+        left = self._limit
+        exceeding: set[ServicePortName] = set()
+        for (_, name), cost in sorted(self._costs.values()):
+            if cost <= left:
+                left -= cost
+            else:
+                exceeding.add(name)
+        before, self.exceeding = self.exceeding, frozenset(exceeding)
+        return before ^ self.exceeding
+
+
+def _may_hash(port: ServicePort, defaults: BalancingDefaults) -> bool:
+    return port.service.balancing is not NO_REQUEST or defaults.scheduler is not Scheduler.RANDOM
+
+
+def _compute_extra_elements(port: ServicePort, endpoints: int, defaults: BalancingDefaults) -> int:
+    request, capabilities = port.service.balancing, defaults.capabilities
+    scheduler = request.scheduler or defaults.scheduler
+    if not (scheduler.is_hash and capabilities.fills_hash_tables and scheduler in capabilities.schedulers):
+        return 0
+    if endpoints < 2:
+        return 0
+    frontends = port.frontend_count
+    limit = compute_max_hash_slots(endpoints, port.service.port_count, frontends)
+    size = compute_table_size(request.hash_slots or defaults.hash_slots, endpoints, limit)
+    return max(0, size - defaults.hash_slots) * frontends

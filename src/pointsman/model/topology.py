@@ -42,9 +42,9 @@ def _select_ready_or_terminating(
 ) -> tuple[Endpoint, ...]:
     """Return ready endpoints that the hints select; when there is none, terminating ones that still serve."""
     if mode is TopologyMode.NODE:
-        chosen = tuple(e for e in endpoints if e.ready and node_name in e.node_hints)
+        chosen = tuple(e for e in endpoints if e.ready and node_name in e.state.node_hints)
     elif mode is TopologyMode.ZONE:
-        chosen = tuple(e for e in endpoints if e.ready and zone in e.zone_hints)
+        chosen = tuple(e for e in endpoints if e.ready and zone in e.state.zone_hints)
     else:
         chosen = tuple([e for e in endpoints if e.state.ready])
         if len(chosen) == len(endpoints):
@@ -61,13 +61,17 @@ def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) ->
     else:
         return TopologyMode.NONE, ""
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
-    if ready and all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):
+    if (
+        ready
+        and all(e.state.node_hints for e in ready)
+        and any(node_name in e.state.node_hints for e in ready)
+    ):
         return TopologyMode.NODE, ""
     if not ready:
         return TopologyMode.NONE, f"hints ignored: 0 of {len(endpoints)} endpoints are ready"
-    if any(e.node_hints for e in ready) and not any(e.zone_hints for e in ready):
+    if any(e.state.node_hints for e in ready) and not any(e.state.zone_hints for e in ready):
         return TopologyMode.NONE, f"hints ignored: {_explain_node_hints(ready, node_name)}"
-    without = sum(not e.zone_hints for e in ready)
+    without = sum(not e.state.zone_hints for e in ready)
     if without:
         return (
             TopologyMode.NONE,
@@ -75,15 +79,17 @@ def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) ->
         )
     if not zone:
         return TopologyMode.NONE, "hints ignored: this node has no zone label"
-    if not any(zone in e.zone_hints for e in ready):
-        hinted_for = ", ".join(sorted({named for e in ready for named in e.zone_hints})[:_MAX_ZONES_NAMED])
+    if not any(zone in e.state.zone_hints for e in ready):
+        hinted_for = ", ".join(
+            sorted({named for e in ready for named in e.state.zone_hints})[:_MAX_ZONES_NAMED]
+        )
         why = f"0 of {len(ready)} ready endpoints are hinted for zone {zone} (they are for {hinted_for})"
         return TopologyMode.NONE, f"hints ignored: {why}"
     return TopologyMode.ZONE, ""
 
 
 def _explain_node_hints(ready: Sequence[Endpoint], node_name: str) -> str:
-    without = sum(not e.node_hints for e in ready)
+    without = sum(not e.state.node_hints for e in ready)
     if without:
         return f"{without} of {len(ready)} ready endpoints have no node hint"
     return f"0 of {len(ready)} ready endpoints are hinted for node {node_name}"

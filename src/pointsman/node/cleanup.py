@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from pointsman.conditions import Condition
-from pointsman.machine.footprint import trim_heap
+from pointsman.machine.settings import trim_heap
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 from pointsman.sync.flow_cleaner import CleanReport, StaleFlowCleaner
@@ -43,11 +43,11 @@ class Background:
         if self.is_closed:
             return
 
-        def finished(future: asyncio.Future[T]) -> None:
+        def on_finished(future: asyncio.Future[T]) -> None:
             if not future.cancelled() and not self.is_closed:
                 then(future.result())
 
-        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(finished)
+        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(on_finished)
 
     def call_later(self, work: Callable[[], None], seconds: float | None = None) -> None:
         """Call in the event loop after a pause, by default the one before a retry."""

@@ -16,7 +16,7 @@ import msgspec
 
 from pointsman.conditions import Blocks, Condition
 from pointsman.explain.service_port import Explanation
-from pointsman.explain.target import Target, target_from_text
+from pointsman.explain.target import Target, parse_target
 from pointsman.model.addresses import Family, address_from_text, address_text, family_of, find_unusable_reason
 from pointsman.model.objects import (
     SERVICE_NAME_LABEL,
@@ -210,7 +210,7 @@ class DatapathProbe:
         return known.text
 
     async def _find_cause(self, family: Family) -> str:
-        explanation = await self._explain(target_from_text(PROBE_KEY))
+        explanation = await self._explain(parse_target(PROBE_KEY))
         ports = [port for port in explanation.ports if port.family == family.value]
         findings = (*explanation.findings, *(finding for port in ports for finding in port.findings))
         for finding in sorted(findings, key=lambda finding: not finding.is_error):

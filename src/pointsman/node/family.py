@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.backends.contract import Backend, Difference
-from pointsman.daemon_thread import run_in_daemon_thread
-from pointsman.machine.footprint import trim_heap
+from pointsman.daemon_thread import CpuMeter, run_in_daemon_thread
+from pointsman.machine.settings import trim_heap
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -22,8 +21,9 @@ from pointsman.node.health import ProxyHealth
 from pointsman.node.share_adjuster import ShareAdjuster
 from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener, SyncLoop
-from pointsman.sync.pacing import Pace, Pacer
+from pointsman.sync.pacing import FULL_SYNC_INTERVAL_SECONDS, Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
+from pointsman.waiting import compute_pause
 
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ class FamilyProxy:
         health: ProxyHealth,
         *,
         count_services: bool = False,
+        families: int = 1,
     ) -> None:
         self.family = tracker.family
         self.tracker = tracker
@@ -70,11 +71,12 @@ class FamilyProxy:
         self._health = health
         self._comparing = asyncio.Lock()
         """One comparison at a time: more of them would take CPU time from syncs."""
+        self.comparing_cpu = CpuMeter()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
             tracker,
-            Reconciler(backend, count_services=count_services),
-            Pacer(pace, asyncio.get_running_loop().time()),
+            Reconciler(backend, count_services=count_services, families=families),
+            Pacer(pace),
             context=context,
             run_blocking=self.run_blocking,
             listeners=listeners,
@@ -95,7 +97,7 @@ class FamilyProxy:
     @property
     def pending(self) -> int:
         """Service ports that changed and are not in the kernel yet."""
-        return self.tracker.pending + len(self.loop.unsynced)
+        return len(self.tracker.pending_names) + len(self.loop.unsynced)
 
     def has_pending(self, key: str) -> bool:
         """Return whether some port of this Service changed and is not in the kernel yet."""
@@ -131,7 +133,8 @@ class FamilyProxy:
                 comparison = await self.run_blocking(
                     partial(self.loop.reconciler.comparison, taken, context, only)
                 )
-                found = await run_in_daemon_thread(comparison.differences, f"compare-{self.family.value}")
+                read = partial(self.comparing_cpu.run, comparison.differences)
+                found = await run_in_daemon_thread(read, f"compare-{self.family.value}")
                 if (await self.snapshot()).syncs == taken.syncs:
                     return Compared(taken, tuple(found))
                 seen = frozenset(agreed)
@@ -146,53 +149,47 @@ class FamilyProxy:
         self._thread.shutdown()
 
 
-class PeriodicComparison:
-    """Compares everything of one IP family with the kernel, where a mode's drift check sees only part of it.
+async def compare_periodically(family: FamilyProxy, period: float) -> None:
+    """Compare everything of one IP family with the kernel until cancelled, the first time after one period.
 
-    It does so now and then or, where the backend counts external changes, after each of them.
-
-    A flushed chain, a replaced rule or a real server with another weight would otherwise stay until the next full sync. The kernel is
-    read on a thread of its own while syncs continue.
+    For modes whose drift check sees only part of it: a flushed chain, a replaced rule or a real server with another weight
+    would otherwise stay until the next full sync. Where the backend counts external changes, only after each of them.
     """
+    pause = period
+    compared = 0
+    while True:
+        await asyncio.sleep(pause)
+        changes = family.backend.external_changes
+        if changes is not None and changes == compared:
+            pause = period
+            continue
+        before = family.comparing_cpu.total
+        if await repair_differences(family):
+            compared = changes or 0
+        cost = family.comparing_cpu.total - before
+        # After the longest pause a full sync writes everything anyway.
+        pause = compute_pause(cost, _MIN_PAUSE_FACTOR, period, FULL_SYNC_INTERVAL_SECONDS)
 
-    def __init__(self, family: FamilyProxy) -> None:
-        self._family = family
 
-    async def run(self, period: float) -> None:
-        """Compare until cancelled, the first time after one period."""
-        pause = period
-        compared = 0
-        while True:
-            await asyncio.sleep(pause)
-            changes = self._family.backend.external_changes
-            if changes is not None and changes == compared:
-                pause = period
-                continue
-            started = time.process_time()
-            if await self.compare():
-                compared = changes or 0
-            pause = max(period, _MIN_PAUSE_FACTOR * (time.process_time() - started))
+async def repair_differences(family: FamilyProxy) -> bool:
+    """Repair what differs from the last sync as drift; return False when no comparison was possible now.
 
-    async def compare(self) -> bool:
-        """Repair what differs from the last sync as drift; return False when no comparison was possible now.
-
-        What service ports lack that the kernel rejected is no drift.
-        """
-        family = self._family
-        if not family.loop.is_settled:
-            return False
-        context = family.context()
-        try:
-            compared = await family.compare(context, lambda _plans: None)
-        except Exception as error:  # noqa: BLE001 a failed comparison must not end the proxy
-            _log.warning("Cannot compare the rules with the kernel", err=error, ipFamily=family.family.value)
-            return False
-        if len(compared.taken.plans) >= _MANY_PLANS:
-            await asyncio.to_thread(trim_heap)
-        found = [one for one in compared.differences if one.owner not in compared.taken.rejected]
-        as_synced = compared.taken.context == context and not compared.taken.unsynced
-        if found and as_synced:
-            others = len(found) - 1
-            detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
-            family.loop.restore(msgspec.structs.replace(found[0], detail=detail))
-        return as_synced
+    What service ports lack that the kernel rejected is no drift.
+    """
+    if not family.loop.is_settled:
+        return False
+    context = family.context()
+    try:
+        compared = await family.compare(context, lambda _plans: None)
+    except Exception as error:  # noqa: BLE001 a failed comparison must not end the proxy
+        _log.warning("Cannot compare the rules with the kernel", err=error, ipFamily=family.family.value)
+        return False
+    if len(compared.taken.plans) >= _MANY_PLANS:
+        await asyncio.to_thread(trim_heap)
+    found = [one for one in compared.differences if one.owner not in compared.taken.rejected]
+    as_synced = compared.taken.context == context and not compared.taken.unsynced
+    if found and as_synced:
+        others = len(found) - 1
+        detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
+        family.loop.restore(msgspec.structs.replace(found[0], detail=detail))
+    return as_synced

@@ -22,6 +22,7 @@ from pointsman.model.findings import Finding, Value
 from pointsman.model.objects import AUTOSCALER_TAINT, Node
 from pointsman.model.service import ServicePortName
 from pointsman.node.start import StartGate
+from pointsman.node.state import NodeState
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome
 from pointsman.text import find_similar
@@ -49,6 +50,13 @@ _INELIGIBILITY_TEXT = {
     "NodeBeingDeleted": "the Node object is being deleted",
     "NodeBeingScaledDown": f"the Node has the taint {AUTOSCALER_TAINT}",
 }
+
+
+def find_unserved_families(unsupported: Mapping[Family, str], node: NodeState) -> Iterator[Condition]:
+    """Name families that this machine cannot serve although the Node has addresses of them: their packets are lost."""
+    for family, reason in unsupported.items():
+        if node.facts.ips_of(family):
+            yield Condition.false(f"Family{family.value}", "NotSupported", reason, blocks=Blocks.READINESS)
 
 
 class ProxyHealth(SyncListener):
@@ -105,7 +113,7 @@ class ProxyHealth(SyncListener):
         return not self.is_draining and not any(self._find_delay(family)[0] for family in Family)
 
     def conditions(self) -> Iterator[Condition]:
-        yield self._started_condition()
+        yield self._build_started_condition()
         for family in Family:
             type_ = sync_progress_type(family)
             reason, message = self._find_delay(family)
@@ -115,7 +123,7 @@ class ProxyHealth(SyncListener):
                 yield Condition.true(type_, Blocks.LIVENESS)
         ineligible = find_ineligibility(self.node)
         if ineligible == "NodeUnknown" and self._gate.has_listed(Node):
-            yield self._missing_node_condition()
+            yield self._build_missing_node_condition()
         elif ineligible:
             message = _INELIGIBILITY_TEXT[ineligible]
             yield Condition.false(NODE_ELIGIBLE, ineligible, message, blocks=Blocks.TRAFFIC)
@@ -127,7 +135,7 @@ class ProxyHealth(SyncListener):
         else:
             yield Condition.true(RUNNING, Blocks.TRAFFIC)
 
-    def _missing_node_condition(self) -> Condition:
+    def _build_missing_node_condition(self) -> Condition:
         name = self._gate.node_name
         similar = [one for one in self.node_names if is_same_host(one, name)]
         similar = similar[:MAX_SIMILAR] or find_similar(name, self.node_names, MAX_SIMILAR)
@@ -138,7 +146,7 @@ class ProxyHealth(SyncListener):
         message = f"there is no Node {name}{hint}"
         return Condition.false(NODE_ELIGIBLE, "NodeNotFound", message, remedy, blocks=Blocks.TRAFFIC)
 
-    def _started_condition(self) -> Condition:
+    def _build_started_condition(self) -> Condition:
         missing = self._gate.waiting_for
         if not missing:
             return Condition.true(STARTED, Blocks.READINESS)
@@ -177,7 +185,7 @@ class SyncConditions(SyncListener):
     """Results of syncs and drift checks, per IP family. The reporter logs every failed sync and every drift."""
 
     def __init__(self, families: Iterable[Family]) -> None:
-        self._families = {family: _first_conditions(family.value) for family in families}
+        self._families = {family: _build_first_conditions(family.value) for family in families}
 
     def conditions(self) -> Iterator[Condition]:
         for found in self._families.values():
@@ -192,7 +200,7 @@ class SyncConditions(SyncListener):
         found = self._families[outcome.family]
         found.sync = Condition.true(found.sync.type, Blocks.READINESS)
         found.from_backend = outcome.report.conditions
-        found.addresses = _addresses_condition(found.addresses.type, outcome.conflicts)
+        found.addresses = _build_addresses_condition(found.addresses.type, outcome.conflicts)
         rejected = outcome.report.rejected
         if rejected:
             texts = (f"{name}: {reason}" for name, reason in rejected.items())
@@ -238,7 +246,7 @@ class SyncConditions(SyncListener):
         found.ownership = Condition.true(found.ownership.type)
 
 
-def _first_conditions(label: str) -> _FamilyConditions:
+def _build_first_conditions(label: str) -> _FamilyConditions:
     return _FamilyConditions(
         sync=Condition.unknown(f"Sync{label}", "NotSyncedYet", "no sync yet", blocks=Blocks.READINESS),
         rules=Condition.unknown(f"Rules{label}", "NotCheckedYet", "not checked yet", blocks=Blocks.READINESS),
@@ -248,12 +256,14 @@ def _first_conditions(label: str) -> _FamilyConditions:
     )
 
 
-def _addresses_condition(type_: str, conflicts: Mapping[ServicePortName, Sequence[Finding]]) -> Condition:
+def _build_addresses_condition(
+    type_: str, conflicts: Mapping[ServicePortName, Sequence[Finding]]
+) -> Condition:
     """Return whether no two Services claim one address; a lost cluster IP means that a Service is not served."""
     if not conflicts:
         return Condition.true(type_)
     texts = (
-        f"{name} does not get {parameters.get('frontend') or parameters.get('address') or _node_port(parameters)}, "
+        f"{name} does not get {parameters.get('frontend') or parameters.get('address') or _format_node_port(parameters)}, "
         f"which {parameters['holder']} holds"
         for name, findings in sorted(conflicts.items())
         for parameters in (finding.parameters for finding in findings)
@@ -269,7 +279,7 @@ def _addresses_condition(type_: str, conflicts: Mapping[ServicePortName, Sequenc
     )
 
 
-def _node_port(parameters: Mapping[str, Value]) -> str:
+def _format_node_port(parameters: Mapping[str, Value]) -> str:
     return f"node port {parameters['nodePort']}"
 
 

@@ -63,7 +63,7 @@ class HealthCheckPorts(SyncListener):
                 port=port.service.health_check_node_port,
                 local_endpoints=count,
             )
-            for port, count in self._trackers[family].local_ready_counts()
+            for port, count in self._trackers[family].count_local_ready()
         }
         addresses = (family.any_address,) if where.match_all else where.addresses
         self._closed[family] = {}

@@ -18,7 +18,7 @@ import msgspec
 from pointsman import __version__
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
-from pointsman.daemon_thread import run_in_daemon_thread
+from pointsman.daemon_thread import CpuMeter, run_in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.explain.answer import explain, find_concerned_addresses, find_concerned_services
 from pointsman.explain.service_port import Explanation
@@ -26,13 +26,21 @@ from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.machine.host_facts import HostReader
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.decision import ClientKind
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
-from pointsman.node.host_checks import HostChecks
+from pointsman.node.host_checks import (
+    CHECK_INTERVAL_SECONDS,
+    MAX_INTERVAL_SECONDS,
+    PAUSE_FACTOR,
+    HostChecks,
+    Obstruction,
+)
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import parse_pod_ranges
+from pointsman.node.traffic_sampler import TrafficSampler
+from pointsman.report.history import HistoryQuery, HistoryReport, build_history
+from pointsman.report.samples import ServiceFigures
 from pointsman.report.service_list import (
     ListQuery,
     ServiceList,
@@ -51,6 +59,7 @@ from pointsman.report.status import (
     WatchReport,
 )
 from pointsman.sync.reconcile import Snapshot
+from pointsman.waiting import compute_pause
 
 WORKER_TIMEOUT_SECONDS: Final = 1.0
 """For `status`, which must answer while a worker thread hangs."""
@@ -68,6 +77,10 @@ def _explain(view: View, target: Target, client: str, host: HostReader | None) -
     return explain(view, target, client)
 
 
+CHEAP_COUNT_SECONDS = 0.01
+"""CPU time of a count of service states that every refresh of the page may cost."""
+
+
 class Inspector:
     """Reads one Proxy; never changes it."""
 
@@ -78,6 +91,7 @@ class Inspector:
         host: HostReader | None = None,
         *,
         host_checks: HostChecks | None = None,
+        sampler: TrafficSampler | None = None,
         started_at: float | None = None,
         worker_timeout: float = WORKER_TIMEOUT_SECONDS,
     ) -> None:
@@ -86,13 +100,20 @@ class Inspector:
         self._proxy = proxy
         self._reload = reload
         self._host, self._host_checks = host, host_checks
+        self._sampler = sampler or TrafficSampler(proxy)
         self._started_at = proxy.started_at if started_at is None else started_at
         self._states: tuple[str, dict[str, int]] = ("", {})
+        self._cpu = CpuMeter()
+        """Of the counts of states."""
         self._counting = asyncio.Lock()
 
-    async def status(self) -> StatusReport:
-        """Return conditions, counts, recent syncs, and how many Services are served as of the last sync."""
-        states = await self._service_states()
+    async def status(self, *, count: bool = True) -> StatusReport:
+        """Return conditions, numbers, recent syncs, and how many Services are served as of the last sync.
+
+        Without `count`, that number may be the one `follow_states` found last, where to count takes long.
+        """
+        if count or self._cpu.last < CHEAP_COUNT_SECONDS:
+            await self._count_states()
         proxy, now = self._proxy, time.monotonic()
         conditions = proxy.board.current()
         return StatusReport(
@@ -102,73 +123,105 @@ class Inspector:
             zone=proxy.node.facts.zone,
             addresses=tuple(address_text(address) for address in proxy.node.facts.ips),
             uptime=time.time() - self._started_at,
-            families=tuple(self._family_status(family) for family in proxy.families.values()),
+            families=tuple(self._build_family_status(family) for family in proxy.families.values()),
             watches=tuple(
                 WatchReport.from_status(kind, status, now) for kind, status in proxy.source.statuses.items()
             ),
             reload=self._reload(),
             health=ProxyState.of(conditions),
             conditions=conditions,
-            service_states=states,
+            service_states=self._states[1],
         )
 
-    async def _service_states(self) -> dict[str, int]:
-        """Count service ports by state, again only after a sync; return the last counts when a worker is busy.
+    async def _count_states(self) -> None:
+        """Count service ports by state, again only after a sync; keep the last counts when a worker is busy.
 
         A worker that hangs in the kernel is when operators ask for the status.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._worker_timeout) as deadline, self._counting:
-                version = self._version()
+                version = self._compute_version()
                 if self._states[0] != version:
-                    view = await self._overview()
+                    view = await self._collect_plans()
                     deadline.reschedule(None)
-                    self._states = (version, await asyncio.to_thread(count_states, view))
-        return self._states[1]
+                    counts = await asyncio.to_thread(self._cpu.run, partial(count_states, view))
+                    self._states = (version, counts)
 
-    def _family_status(self, family: FamilyProxy) -> FamilyStatus:
+    async def follow_states(self) -> None:
+        """Count service ports by state for the metrics, at bounded cost, until cancelled."""
+        self._proxy.metrics.add_scraped_gauge(
+            "pointsman_service_port_states",
+            "Service ports by state",
+            ("state",),
+            lambda: {(state,): float(count) for state, count in self._states[1].items()},
+        )
+        while True:
+            await asyncio.sleep(
+                compute_pause(self._cpu.last, PAUSE_FACTOR, CHECK_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS)
+            )
+            await self._count_states()
+
+    def _build_family_status(self, family: FamilyProxy) -> FamilyStatus:
         status = self._proxy.reporter.statuses[family.family]
         last = next((point.at for point in reversed(status.history) if not point.error), None)
         return msgspec.structs.replace(
             status,
             last_sync_age=None if last is None else max(0.0, time.time() - last),
             pending=family.pending,
+            pause=family.loop.pacer.pause,
             history=list(status.history),
         )
 
     async def services(
         self, search: str, offset: int, limit: int, sort: str = "", *, reverse: bool = False
     ) -> ServicePage:
-        view = await self._overview()
-        return await asyncio.to_thread(build_page, view, search, offset, limit, sort, reverse=reverse)
+        """Return a page of service ports with the traffic sampled so far; keeps the sampling running."""
+        view, samples = await self._collect_plans(), self._sampler.samples
+        work = partial(build_page, view, search, offset, limit, sort, reverse=reverse, samples=samples)
+        return await asyncio.to_thread(work)
+
+    def traffic(self, service: str) -> ServiceFigures:
+        """Return the traffic of the endpoints of a Service; keeps the sampling running."""
+        return self._sampler.samples.find_service(service)
 
     async def list(self, query: ListQuery) -> ServiceList:
         """Return the service ports that the query selects; none when nothing changed since its version."""
-        version = f"{self._version()}/{self._proxy.objects.labels.changes}"
+        version = f"{self._compute_version()}/{self._proxy.objects.labels.changes}"
         if version == query.since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
-        view, labels = await self._overview(), self._proxy.objects.labels.copy()
+        view, labels = await self._collect_plans(), self._proxy.objects.labels.copy()
         return await asyncio.to_thread(build_list, view, labels, query, version)
 
-    def _version(self) -> str:
+    def history(self, query: HistoryQuery) -> HistoryReport:
+        """Return the events that the query selects."""
+        history = self._proxy.history
+        return build_history(self._proxy.node.name, history.revision, history.list_events(), query)
+
+    def _compute_version(self) -> str:
         """Return a value that differs after every sync, and when clients are blocked or no longer."""
         statuses = self._proxy.reporter.statuses.values()
-        blocked = "".join(kind for family in self._proxy.families for kind in sorted(self._blocked(family)))
-        return ":".join(str(status.history[-1].at) if status.history else "" for status in statuses) + blocked
+        obstructed = (self._find_obstruction(family) for family in self._proxy.families)
+        hidden = "".join(f"{sorted(one.clients)}{sorted(one.endpoints)}" for one in obstructed if any(one))
+        return ":".join(str(status.history[-1].at) if status.history else "" for status in statuses) + hidden
 
-    def _blocked(self, family: Family) -> frozenset[ClientKind]:
-        return self._host_checks.blocked.get(family, frozenset()) if self._host_checks else frozenset()
+    def _find_obstruction(self, family: Family) -> Obstruction:
+        found = self._host_checks.obstructions.get(family) if self._host_checks else None
+        return found or Obstruction()
 
-    async def _overview(self) -> View:
+    async def _collect_plans(self) -> View:
         """Collect all plans, without reading the kernel."""
         families = [
-            self._family_view(family, await family.snapshot()) for family in self._proxy.families.values()
+            self._build_family_view(family, await family.snapshot())
+            for family in self._proxy.families.values()
         ]
         return self._build_view(tuple(families))
 
     async def explain(self, target: Target, client: str, *, kernel: bool) -> Explanation:
         """Explain a target; with `kernel`, read what the kernel holds for its Services."""
-        views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
+        views = [
+            await self._collect_family_view(family, target, kernel=kernel)
+            for family in self._proxy.families.values()
+        ]
         host = self._host if kernel else None
         work = partial(_explain, self._build_view(tuple(views)), target, client, host)
         return await run_in_daemon_thread(work, "explain")
@@ -186,31 +239,32 @@ class Inspector:
             waiting_for=self._proxy.start.gate.waiting_for,
         )
 
-    async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
+    async def _collect_family_view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
         context = self._proxy.node.context(family.family)
         error = self._proxy.reporter.statuses[family.family].last_error
 
-        def asked_about(plans: Mapping[ServicePortName, ServicePlan]) -> list[ServicePortName]:
+        def choose_concerned(plans: Mapping[ServicePortName, ServicePlan]) -> list[ServicePortName]:
             services = find_concerned_services(plans, target)
             return [name for name in plans if name.key in services]
 
         try:
-            compared = await family.compare(context, asked_about) if kernel else None
+            compared = await family.compare(context, choose_concerned) if kernel else None
         except KernelError as failure:
             compared, error = None, error or f"the kernel cannot be read: {failure}"
         taken = await family.snapshot() if compared is None else compared.taken
         concerned = await asyncio.to_thread(find_concerned_services, taken.plans, target)
         return msgspec.structs.replace(
-            self._family_view(family, taken),
-            slices={key: family.tracker.slice_ports(key) for key in concerned},
+            self._build_family_view(family, taken),
+            slices={key: family.tracker.slices.count_endpoints(key) for key in concerned},
             last_error=error,
             differences=None if compared is None else compared.differences,
         )
 
-    def _family_view(self, family: FamilyProxy, taken: Snapshot) -> FamilyView:
+    def _build_family_view(self, family: FamilyProxy, taken: Snapshot) -> FamilyView:
         node = self._proxy.node
         context = node.context(family.family)
         status = self._proxy.reporter.statuses[family.family]
+        obstruction = self._find_obstruction(family.family)
         return FamilyView(
             context=context,
             plans=taken.plans,
@@ -221,7 +275,8 @@ class Inspector:
             rejected=taken.rejected,
             unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=status.last_error,
-            blocked=self._blocked(family.family),
+            blocked=obstruction.clients,
+            unreachable=obstruction.endpoints,
         )
 
     async def verify(self) -> Verification:

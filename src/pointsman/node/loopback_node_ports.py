@@ -45,7 +45,7 @@ Target = tuple[str, int]
 _log = get_log(__name__)
 
 
-def default_max_connections() -> int:
+def compute_max_connections() -> int:
     """Return the limit of one IP family: with both families at most half of all descriptors."""
     return min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
@@ -108,7 +108,7 @@ class LoopbackNodePorts(SyncListener):
     """Listeners at the loopback addresses, which follow the syncs of all IP families."""
 
     def __init__(
-        self, metrics: Metrics, max_connections: Callable[[], int] = default_max_connections
+        self, metrics: Metrics, max_connections: Callable[[], int] = compute_max_connections
     ) -> None:
         self._metrics = metrics
         self._families = {family: _FamilyPorts(family, max_connections) for family in Family}
@@ -259,7 +259,7 @@ class _Listener:
 
     async def serve(self, sock: socket.socket) -> None:
         self._server = await asyncio.start_server(
-            self._accepted, sock=sock, limit=_CHUNK_BYTES, backlog=_BACKLOG
+            self._on_accepted, sock=sock, limit=_CHUNK_BYTES, backlog=_BACKLOG
         )
 
     async def close(self) -> None:
@@ -271,7 +271,7 @@ class _Listener:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server is None or not self._capacity.acquire():
             _reset(writer)
             return

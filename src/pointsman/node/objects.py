@@ -63,10 +63,10 @@ class ObjectHandler:
             case Upsert(object=Service() as service):
                 self._metrics.objects.service_changes.inc(len(self._families))
                 self._service_findings.upsert_service(service)
-                self.labels.upserted(service)
+                self.labels.upsert(service)
                 self._track(lambda tracker: tracker.upsert_service(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
-                self._service_findings.slice_changed(endpoint_slice.metadata.key)
+                self._service_findings.discard_slice(endpoint_slice.metadata.key)
                 self._track(lambda tracker: tracker.upsert_slice(endpoint_slice))
                 self._count_endpoint_change(endpoint_slice.metadata.key)
             case Upsert(object=Node() as node):
@@ -81,11 +81,11 @@ class ObjectHandler:
         if kind is Service:
             self._metrics.objects.service_changes.inc(len(self._families))
             self._service_findings.delete_service(key)
-            self.labels.deleted(key)
+            self.labels.delete(key)
             self._track(lambda tracker: tracker.delete_service(key))
         elif kind is EndpointSlice:
             self._count_endpoint_change(key)
-            self._service_findings.slice_changed(key)
+            self._service_findings.discard_slice(key)
             self._track(lambda tracker: tracker.delete_slice(key))
         elif kind is Node:
             self._set_node(key, None)
@@ -94,7 +94,7 @@ class ObjectHandler:
 
     def _count_endpoint_change(self, slice_key: str) -> None:
         """Count changes of tracked slices only; kube-proxy counts none of another family, of names, or without a Service."""
-        if any(family.tracker.has_slice(slice_key) for family in self._families.values()):
+        if any(family.tracker.slices.find_service(slice_key) for family in self._families.values()):
             self._metrics.objects.endpoint_changes.inc()
 
     def _track(self, change: Callable[[Tracker], bool]) -> None:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
 from pointsman.conditions import ConditionBoard
-from pointsman.config.gates import effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, KernelError, PointsmanError
 from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
 from pointsman.model.objects import KubeObject, Meta, Node, Upsert
 from pointsman.model.tracker import Tracker
-from pointsman.node.checks import find_unserved_families
-from pointsman.node.family import FamilyProxy, PeriodicComparison
-from pointsman.node.health import ProxyHealth, SyncConditions
+from pointsman.node.family import FamilyProxy, compare_periodically
+from pointsman.node.health import ProxyHealth, SyncConditions, find_unserved_families
 from pointsman.node.health_check_ports import HealthCheckPorts
-from pointsman.node.interfaces import EventSource, Machine
+from pointsman.node.history import History
 from pointsman.node.objects import ObjectHandler
 from pointsman.node.reporter import Reporter
-from pointsman.node.start import Start
+from pointsman.node.start import EventSource, Start
 from pointsman.node.state import NodeState, Settings
 from pointsman.node.watches import WatchConditions
 from pointsman.obs.log import get_log
@@ -49,6 +49,16 @@ CONDITION_REFRESH_SECONDS = 3.0
 """The first refresh is not before that, so that a normal start raises nothing."""
 
 
+class Machine(Protocol):
+    """The node as the kernel sees it."""
+
+    def local_addresses(self, family: Family) -> tuple[bytes, ...]:
+        """Addresses of all interfaces but kube-ipvs0."""
+
+    def address_changes(self) -> AsyncIterator[None]:
+        """Yield when addresses may have changed."""
+
+
 class Proxy:
     """All families of one proxy mode, fed by one source."""
 
@@ -65,10 +75,12 @@ class Proxy:
         *,
         unsupported: Mapping[Family, str],
         listeners: Sequence[SyncListener] = (),
+        history: History | None = None,
     ) -> None:
         """`unsupported` are families without a backend, and why; `listeners` are called after our own parts."""
         self.started_at = time.time()
         self.source, self.metrics, self.board = source, metrics, board
+        self.history = history or History()
         self.node = NodeState(settings, {family: machine.local_addresses(family) for family in backends})
         self.start = Start(self.node, source, self._on_start)
         self.health = ProxyHealth(settings.config.sync_period.total_seconds(), self.start.gate)
@@ -77,7 +89,7 @@ class Proxy:
         trackers = {family: self._build_tracker(family) for family in backends}
         self._health_ports = HealthCheckPorts(trackers, self.node.name, self.health, recorder, connections)
         syncs = SyncConditions(backends)
-        self._listeners = (self.reporter, self.health, syncs, self._health_ports, *listeners)
+        self._listeners = (self.reporter, self.health, syncs, self._health_ports, self.history, *listeners)
         self.families = {
             family: FamilyProxy(
                 trackers[family],
@@ -87,6 +99,7 @@ class Proxy:
                 self._listeners,
                 self.health,
                 count_services=mode_named(settings.config.mode).capabilities.counts_services,
+                families=len(backends),
             )
             for family, backend in backends.items()
         }
@@ -101,7 +114,7 @@ class Proxy:
         board.add_source("API server", watches.server_conditions)
         board.add_source("watches", watches.conditions, logged_elsewhere=True)
         board.add_source("health check node ports", self._health_ports.conditions, logged_elsewhere=True)
-        _expose(metrics, board, trackers.values())
+        _expose(metrics, board, self.families.values())
 
     @property
     def config(self) -> KubeProxyConfiguration:
@@ -112,7 +125,7 @@ class Proxy:
         try:
             await self._run_parts()
         except* PointsmanError as group:
-            raise _first_error(group) from group
+            raise _find_first_error(group) from group
 
     async def _run_parts(self) -> None:
         self._report_addresses({})
@@ -127,7 +140,7 @@ class Proxy:
                 tasks.create_task(family.loop.run())
                 tasks.create_task(family.shares.run())
                 if period is not None:
-                    tasks.create_task(PeriodicComparison(family).run(period))
+                    tasks.create_task(compare_periodically(family, period))
 
     async def close(self) -> None:
         """Close everything, after `run`; the rules stay in the kernel."""
@@ -159,7 +172,7 @@ class Proxy:
         self._request_all()
 
     def _build_tracker(self, family: Family) -> Tracker:
-        gates = effective_gates(self.config.feature_gates)
+        gates = FeatureGates(self.config.feature_gates)
         return Tracker(
             family,
             self.node.name,
@@ -230,18 +243,24 @@ def _build_pace(config: KubeProxyConfiguration) -> Pace:
     return Pace(config.min_sync_period.total_seconds(), sync_period, drift_period)
 
 
-def _expose(metrics: Metrics, board: ConditionBoard, trackers: Collection[Tracker]) -> None:
+def _expose(metrics: Metrics, board: ConditionBoard, families: Collection[FamilyProxy]) -> None:
     metrics.add_scraped_gauge(
         "pointsman_condition", "1 where a condition is not true", ("type", "reason"), board.measure
     )
+    metrics.add_scraped_gauge(
+        "pointsman_sync_pause_seconds",
+        "Seconds between two syncs while changes arrive continuously",
+        ("ip_family",),
+        lambda: {(family.family.value,): family.loop.pacer.pause for family in families},
+    )
     metrics.objects.service_changes_pending.set_function(
-        lambda: max(tracker.pending_services for tracker in trackers)
+        lambda: max(len(family.tracker.changed_services) for family in families)
     )
     metrics.objects.endpoint_changes_pending.set_function(
-        lambda: max(tracker.pending_endpoints for tracker in trackers)
+        lambda: max(len(family.tracker.changed_endpoints) for family in families)
     )
 
 
-def _first_error(group: BaseExceptionGroup[PointsmanError]) -> PointsmanError:
+def _find_first_error(group: BaseExceptionGroup[PointsmanError]) -> PointsmanError:
     first = group.exceptions[0]
-    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first
+    return _find_first_error(first) if isinstance(first, BaseExceptionGroup) else first

@@ -36,6 +36,8 @@ class Reporter(SyncListener):
     ) -> None:
         self.service_findings = ServiceFindings()
         self.statuses = {family: FamilyStatus(family.value) for family in families}
+        self._rules_owned: dict[Family, dict[str, int]] = {family: {} for family in self.statuses}
+        """As in the metrics: there are many tables, and one change concerns few of them."""
         self._metrics = metrics
         self._recorder = recorder
         self._log_limiter = LogLimiter(clock)
@@ -134,12 +136,16 @@ class Reporter(SyncListener):
         detail = metrics.sync.full_seconds if report.full else metrics.sync.partial_seconds
         detail.labels(ip_family=label).observe(outcome.seconds)
         programming = metrics.sync.programming_seconds.labels(ip_family=label)
+        latency = metrics.sync.programming_latency.labels(ip_family=label)
         for times in outcome.trigger_times.values():
             for when in times:
                 programming.observe(max(0.0, now - when))
-        for table, count in report.rules_total.items():
+                latency.observe(max(0.0, now - when))
+        owned = dict(report.rules_total)
+        for table, count in owned.items() - self._rules_owned[outcome.family].items():
             metrics.sync.rules_owned.labels(ip_family=label, table=table).set(count)
             metrics.modes.iptables_rules.labels(table=table, ip_family=label).set(count)
+        self._rules_owned[outcome.family] = owned
         for table, count in report.rules_last.items():
             metrics.modes.iptables_rules_written.labels(table=table, ip_family=label).set(count)
         metrics.sync.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
@@ -156,5 +162,6 @@ class Reporter(SyncListener):
 
 
 def _remember(status: FamilyStatus, point: SyncPoint) -> None:
+    status.syncs += 1
     status.history.append(point)
     del status.history[:-MAX_HISTORY]

@@ -164,13 +164,13 @@ class ZoneTotals:
             before = self._last.get(key, 0)
             grown = count - before if count >= before else count
             if grown:
-                self._totals[key[0], self._zone(key, plans)] += grown
+                self._totals[key[0], self._find_zone(key, plans)] += grown
         self._last = counts
         for name, zone in [key for key in self._totals if key[0] not in plans]:
             del self._totals[name, zone]
         return dict(self._totals)
 
-    def _zone(self, key: _Endpoint, plans: Mapping[ServicePortName, ServicePlan]) -> str:
+    def _find_zone(self, key: _Endpoint, plans: Mapping[ServicePortName, ServicePlan]) -> str:
         """Return the zone of an endpoint; endpoints are formatted once, when first counted: that is most of the work."""
         found = self._zones.get(key)
         plan = plans.get(key[0])

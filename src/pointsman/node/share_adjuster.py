@@ -7,28 +7,63 @@ returns it and the next sync programs it. Where no Service asks for such shares,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
 from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed
+from pointsman.kernel.flow_count import FlowCount, FrontendKey
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import FULL_SHARE, Identity
-from pointsman.model.service import ServicePortName
+from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.shares import ShareMode, compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.tracker import PortState, Tracker
 from pointsman.obs.log import get_log
-from pointsman.sync.open_connections import Counts, count_open_connections
 
 ADJUST_INTERVAL_SECONDS: Final = 1.0
 COUNT_INTERVAL_SECONDS: Final = 5.0
+COUNT_TIMEOUT_SECONDS: Final = 10.0
+"""A reading that takes longer is discarded."""
 _MIN_PAUSE_FACTOR: Final = 20
 """Counting is followed by a pause of at least that many times its duration: it never takes more than a twentieth of a core."""
 
+Counts = Mapping[ServicePortName, Mapping[Identity, int]]
 CountConnections = Callable[[Family, Mapping[ServicePortName, PortState]], Counts]
 
 _log = get_log(__name__)
+
+
+def list_frontends(port: ServicePort) -> Iterator[FrontendKey]:
+    """Yield every address at which clients may connect to a service port."""
+    number = port.protocol.value
+    for address in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips):
+        yield number, address, port.port
+    if port.node_port:
+        yield number, b"", port.node_port
+
+
+def count_open_connections(
+    family: Family,
+    states: Mapping[ServicePortName, PortState],
+    *,
+    open_table: Callable[[Family], ConntrackTable] = ConntrackTable,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Counts:
+    """Count open connections by service port and endpoint; raise KernelError when the table cannot be read in time."""
+    endpoints = {name: {one.identity for one in state.endpoints} for name, state in states.items()}
+    owners = {key: name for name, state in states.items() for key in list_frontends(state.port)}
+    count = FlowCount(owners, lambda name, one: one in endpoints[name])
+    count.read(family, COUNT_TIMEOUT_SECONDS, open_table=open_table, monotonic=monotonic)
+    if count.is_partial:
+        raise DeadlinePassed("counting connections took longer than allowed")
+    counts: dict[ServicePortName, Counter[Identity]] = {name: Counter() for name in states}
+    for (name, endpoint), number in count.open.items():
+        counts[name][endpoint] = number
+    return counts
 
 
 class ShareAdjuster:
@@ -54,7 +89,7 @@ class ShareAdjuster:
 
     def on_objects_changed(self) -> None:
         """Start to adjust shares if a Service asks for it now."""
-        if self._tracker.share_modes:
+        if self._tracker.shares.modes:
             self._wanted.set()
 
     async def run(self) -> None:
@@ -62,7 +97,7 @@ class ShareAdjuster:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while modes := dict(self._tracker.share_modes):
+            while modes := dict(self._tracker.shares.modes):
                 await self._adjust(modes)
                 await asyncio.sleep(self._tick)
             self._since, self._shares = {}, {}
@@ -77,7 +112,7 @@ class ShareAdjuster:
         changed = False
         warming: dict[tuple[ServicePortName, Identity], float] = {}
         for name, mode in modes.items():
-            warming_up = self._tracker.warming_up(name)
+            warming_up = self._tracker.find_warming_up(name)
             if warming_up or (mode.least_connections and name in self._shares):
                 changed |= self._set(name, mode, warming_up, warming, now)
         self._since = warming

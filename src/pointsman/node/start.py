@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
 
 from pointsman.errors import ConfigError
-from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.node.interfaces import EventSource
+from pointsman.kube.status import WatchStatus
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR, SourceEvent
 from pointsman.node.state import NodeState
 from pointsman.obs.log import get_log
 from pointsman.wording.findings import render_message
@@ -15,6 +16,31 @@ from pointsman.wording.findings import render_message
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
 _log = get_log(__name__)
+
+
+class EventSource(Protocol):
+    """An API server or a directory of manifests."""
+
+    @property
+    def statuses(self) -> Mapping[str, WatchStatus]:
+        """Status of each watch, by kind."""
+
+    @property
+    def server(self) -> str:
+        """The URL of the API server; empty where there is none."""
+
+    @property
+    def advice(self) -> str:
+        """What to do when the API server cannot be reached."""
+
+    async def list_node_names(self) -> Sequence[str]:
+        """Return the names of Nodes, the first of them in a large cluster; none where they cannot be listed."""
+
+    def events(self) -> AsyncIterator[SourceEvent]:
+        """Yield every object, then changes, until closed."""
+
+    async def close(self) -> None:
+        """End the iteration."""
 
 
 class StartGate:

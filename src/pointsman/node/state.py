@@ -12,8 +12,14 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text, is_link_local, is_loopback
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults, Capabilities, Scheduler
 from pointsman.model.findings import Finding, Severity
-from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
-from pointsman.model.node_context import NodeContext, build_local_detector, resolve_node_port_addresses
+from pointsman.model.node_context import (
+    NodeContext,
+    NodeFacts,
+    build_local_detector,
+    build_node_facts,
+    find_host_ips,
+    resolve_node_port_addresses,
+)
 from pointsman.model.objects import Node
 from pointsman.wording.findings import render_message
 
@@ -106,7 +112,9 @@ class NodeState:
         return self._contexts != before
 
     def _compute(self) -> tuple[NodeFacts, dict[Family, NodeContext]]:
-        facts = build_node_facts(self.name, self.node_object, self.config.bind_address, self._fallback_ips())
+        facts = build_node_facts(
+            self.name, self.node_object, self.config.bind_address, self._find_fallback_ips()
+        )
         service_cidrs = [text for texts in self._service_cidrs.values() for text in texts]
         return facts, {
             family: build_node_context(
@@ -121,18 +129,18 @@ class NodeState:
             for family, addresses in self.addresses.items()
         }
 
-    def _fallback_ips(self) -> list[bytes]:
+    def _find_fallback_ips(self) -> list[bytes]:
         """With manifests there may be no Node object: the first routable address of each family, IPv4 first."""
         if not self.settings.from_manifests:
             return []
         routable = (
-            next((one for one in self.addresses.get(family, ()) if _routable(one)), None)
+            next((one for one in self.addresses.get(family, ()) if _is_routable(one)), None)
             for family in (Family.IPV4, Family.IPV6)
         )
         return [address for address in routable if address is not None]
 
 
-def _routable(address: bytes) -> bool:
+def _is_routable(address: bytes) -> bool:
     return not is_loopback(address) and not is_link_local(address)
 
 
@@ -173,11 +181,11 @@ def build_node_context(
         masquerade_bit=config.masquerade_bit,
         external_allow=_parse_cidrs(external_allow, family),
         addresses_in_rules=tuple(sorted(local_addresses)) if capabilities.uses_local_addresses else (),
-        balancing=_balancing(balancing, capabilities),
+        balancing=_limit_balancing(balancing, capabilities),
     )
 
 
-def _balancing(requested: BalancingDefaults, capabilities: Capabilities) -> BalancingDefaults:
+def _limit_balancing(requested: BalancingDefaults, capabilities: Capabilities) -> BalancingDefaults:
     """The configured defaults, without a default scheduler where the mode has its own, and what the mode can do."""
     scheduler = Scheduler.RANDOM if capabilities.has_default_scheduler else requested.scheduler
     return msgspec.structs.replace(requested, scheduler=scheduler, capabilities=capabilities)

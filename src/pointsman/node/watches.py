@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pointsman.conditions import Blocks, Condition
 from pointsman.kube.status import WatchStatus
 from pointsman.node.health import join_first
-from pointsman.node.interfaces import EventSource
+from pointsman.node.start import EventSource
 from pointsman.obs.collectors import Reading
 from pointsman.obs.registry import Metrics
 from pointsman.wording.findings import render_finding
@@ -32,27 +32,25 @@ class WatchConditions:
         self,
         source: EventSource,
         *,
-        answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
-        self._answer_timeout = answer_timeout
         self._clock = clock
         self._started = clock()
 
     def server_conditions(self) -> Iterator[Condition]:
         """The API server, where the source has one."""
         if self._source.server:
-            yield self._api_server()
+            yield self._build_server_condition()
 
     def conditions(self) -> Iterator[Condition]:
         """Each watch and its objects. A watch logs its own failures, and the source each object that cannot be used."""
         is_reachable = all(server.is_true for server in self.server_conditions())
         for kind, status in self._source.statuses.items():
-            yield _watch_condition(kind, status, is_reachable=is_reachable)
-            yield _objects_condition(kind, status)
+            yield _build_watch_condition(kind, status, is_reachable=is_reachable)
+            yield _build_objects_condition(kind, status)
 
-    def _api_server(self) -> Condition:
+    def _build_server_condition(self) -> Condition:
         statuses = self._source.statuses.values()
         if any(status.connected or status.absent for status in statuses):
             return Condition.true(_API_SERVER, Blocks.SERVICES)
@@ -60,12 +58,12 @@ class WatchConditions:
         if any(status.answered for status in failures):
             return Condition.true(_API_SERVER, Blocks.SERVICES)
         if failures:
-            return self._unreachable("Unreachable", failures[0].last_error)
-        if self._clock() - self._started < self._answer_timeout:
+            return self._build_unreachable("Unreachable", failures[0].last_error)
+        if self._clock() - self._started < ANSWER_TIMEOUT_SECONDS:
             return Condition.unknown(_API_SERVER, "Connecting", "no answer yet", blocks=Blocks.SERVICES)
-        return self._unreachable("NoAnswer", f"no answer for {self._answer_timeout:.0f} s")
+        return self._build_unreachable("NoAnswer", f"no answer for {ANSWER_TIMEOUT_SECONDS:.0f} s")
 
-    def _unreachable(self, reason: str, detail: str) -> Condition:
+    def _build_unreachable(self, reason: str, detail: str) -> Condition:
         """An address that worked before is the right one: no advice to change it."""
         worked = any(status.synced for status in self._source.statuses.values())
         return Condition.false(
@@ -77,7 +75,7 @@ class WatchConditions:
         )
 
 
-def _watch_condition(kind: str, status: WatchStatus, *, is_reachable: bool) -> Condition:
+def _build_watch_condition(kind: str, status: WatchStatus, *, is_reachable: bool) -> Condition:
     type_ = f"Watch{kind[0].upper()}{kind[1:]}"
     if status.connected or status.absent or (status.bad_objects and not status.failures):
         return Condition.true(type_, Blocks.SERVICES)
@@ -89,7 +87,7 @@ def _watch_condition(kind: str, status: WatchStatus, *, is_reachable: bool) -> C
     return Condition.false(type_, "WatchFailed", status.last_error, blocks=Blocks.SERVICES)
 
 
-def _objects_condition(kind: str, status: WatchStatus) -> Condition:
+def _build_objects_condition(kind: str, status: WatchStatus) -> Condition:
     """Every object that was delivered can be used."""
     type_ = f"Objects{kind[0].upper()}{kind[1:]}"
     if not status.bad_objects:
@@ -106,7 +104,7 @@ def expose_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None
     Ages are for an API server, which sends something every minute. A directory is idle until a file is edited.
     """
 
-    def reading(value: Callable[[WatchStatus], float | None]) -> Reading:
+    def read_as(value: Callable[[WatchStatus], float | None]) -> Reading:
         def read() -> dict[tuple[str, ...], float]:
             values = {(kind,): value(status) for kind, status in source.statuses.items()}
             return {labels: number for labels, number in values.items() if number is not None}
@@ -118,17 +116,17 @@ def expose_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None
             "pointsman_watch_age_seconds",
             "Seconds since the API server last said anything (events, bookmarks, pages of lists)",
             _LABELS,
-            reading(lambda status: None if status.absent else status.age(time.monotonic())),
+            read_as(lambda status: None if status.absent else status.age(time.monotonic())),
         )
     metrics.add_scraped_counter(
         "pointsman_watch_failures_total",
         "Lists and watches that ended with an error",
         _LABELS,
-        reading(lambda status: status.failures_total),
+        read_as(lambda status: status.failures_total),
     )
     metrics.add_scraped_gauge(
         "pointsman_objects_unusable",
         "Objects that cannot be used at this moment",
         _LABELS,
-        reading(lambda status: status.bad_objects),
+        read_as(lambda status: status.bad_objects),
     )

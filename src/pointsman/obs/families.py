@@ -21,6 +21,10 @@ PROGRAMMING_BUCKETS: Final = (
     *(float(n) for n in range(60, 120, 5)),
     *(float(n) for n in range(120, 301, 30)),
 )
+LATENCY_BUCKETS: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
 REQUEST_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = tuple(float(n) for n in (64, 256, 512, *(1024 * 4**n for n in range(8))))
 
@@ -100,6 +104,12 @@ class SyncMetrics:
             "[ALPHA] Seconds from the change of an endpoint until its rules are programmed",
             _FAMILY,
             buckets=PROGRAMMING_BUCKETS,
+        )
+        self.programming_latency = make.histogram(
+            "pointsman_programming_latency_seconds",
+            "The same, in buckets from 1 ms",
+            _FAMILY,
+            buckets=LATENCY_BUCKETS,
         )
         self.no_local_endpoints = make.gauge(
             f"{_SYNC}_no_local_endpoints_total",

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pointsman.obs.redact import redact
-from pointsman.screen import PLAIN, Screen, Table, laid_out
-from pointsman.text import size_text
+from pointsman.screen import PLAIN, Screen, Table, lay_out
+from pointsman.text import format_size
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
-def without_credentials(parts: Iterable[Part]) -> list[Part]:
+def redact_parts(parts: Iterable[Part]) -> list[Part]:
     """Replace everything that looks like a token, a password, a key or a certificate."""
     return [
         msgspec.structs.replace(part, content=redact(part.content), missing=redact(part.missing))
@@ -32,10 +32,10 @@ def without_credentials(parts: Iterable[Part]) -> list[Part]:
     ]
 
 
-def archive(name: str, parts: Sequence[Part], at: float) -> bytes:
+def build_archive(name: str, parts: Sequence[Part], at: float) -> bytes:
     """A .tar.gz with one directory; missing parts are listed in a file of their own."""
     files = {part.name: part.content for part in parts if not part.missing}
-    missing = "".join(f"{names}: {why}\n" for names, why in _missing(parts))
+    missing = "".join(f"{names}: {why}\n" for names, why in _group_missing(parts))
     if missing:
         files["missing.txt"] = missing
     packed = io.BytesIO()
@@ -51,22 +51,22 @@ def archive(name: str, parts: Sequence[Part], at: float) -> bytes:
     return packed.getvalue()
 
 
-def archive_text(where: str, size: int, parts: Sequence[Part], screen: Screen = PLAIN) -> str:
+def render_archive(where: str, size: int, parts: Sequence[Part], screen: Screen = PLAIN) -> str:
     """What was written and what is inside."""
     rows = [["FILE", "SIZE", "WHAT"]]
     rows += [
-        [part.name, size_text(len(part.content.encode())), part.about] for part in parts if not part.missing
+        [part.name, format_size(len(part.content.encode())), part.about] for part in parts if not part.missing
     ]
     lines: list[str | Table] = [Table(rows), ""]
-    lines += [f"! missing: {names}: {why}" for names, why in _missing(parts)]
+    lines += [f"! missing: {names}: {why}" for names, why in _group_missing(parts)]
     lines.append(
-        f"Wrote {where}, {size_text(size)}. Tokens, passwords, keys and certificates are removed; names and "
+        f"Wrote {where}, {format_size(size)}. Tokens, passwords, keys and certificates are removed; names and "
         "addresses of this node, its Services and their endpoints are included: check it before you publish it."
     )
-    return laid_out(lines, screen)
+    return lay_out(lines, screen)
 
 
-def _missing(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+def _group_missing(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """What could not be had, those with the same reason together."""
     for why in dict.fromkeys(part.missing for part in parts if part.missing):
         yield ", ".join(part.name for part in parts if part.missing == why), why

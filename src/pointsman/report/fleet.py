@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from pointsman.conditions import Blocks
 from pointsman.explain.service_port import Explanation, Identity, ServicePortReport
+from pointsman.model.addresses import Family
+from pointsman.model.decision import WORST_FIRST, State
+from pointsman.model.history import HistoryEvent
+from pointsman.report.history import HistoryReport, format_time
 from pointsman.report.service_list import ServiceList
-from pointsman.report.status import StatusReport
-from pointsman.screen import PLAIN, Screen, Table, laid_out
-from pointsman.text import count_text, join_some
+from pointsman.report.service_table import COLUMNS
+from pointsman.report.status import ProxyState, StatusReport, count_unserved
+from pointsman.screen import PLAIN, Screen, Table, lay_out
+from pointsman.text import format_count, join_some
 
 _MAX_NODES_SHOWN = 8
+_MAX_NODES_OF_EVENT = 3
 _MAX_DISAGREEMENTS_SHOWN = 50
+_SAME_EVENT_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -34,17 +41,99 @@ class Disagreement(msgspec.Struct, frozen=True):
     positions: tuple[Position, ...]
 
 
-class FleetReport(msgspec.Struct, frozen=True):
+class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The status of one node in a line."""
+
+    node: str
+    version: str
+    mode: str
+    health: ProxyState
+    service_ports: int
+    """In all IP families."""
+    service_states: dict[str, int]
+    """Number of service ports by state."""
+    pending: int
+
+    HEADINGS: ClassVar = ("NODE", "VERSION", "MODE", "HEALTH", "SERVICE PORTS", "DOWN", "PARTIAL", "PENDING")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        states = (str(self.service_states.get(state.value, 0)) for state in (State.DOWN, State.PARTIAL))
+        ports, pending = str(self.service_ports), str(self.pending)
+        return (self.node, self.version, self.mode, self.health.value, ports, *states, pending)
+
+
+class FleetPort(msgspec.Struct, frozen=True, rename="camel"):
+    """One service port, and what nodes make of it."""
+
+    port: ServicePortReport
+    """As the first node has it."""
+    states: tuple[Position, ...]
+    totals: tuple[int, ...]
+    """Numbers of endpoints that nodes know."""
+    nodes: int
+    """Asked."""
+
+    HEADINGS: ClassVar = ("SERVICE", "TYPE", "PORT", "ADDRESS", "EXTERNAL", "NODE-PORT", "ENDPOINTS", "STATE")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        columns = {column.heading: column.render(self.port) or "-" for column in COLUMNS}
+        several = len(self.states) > 1
+        columns["STATE"] = ", ".join(
+            f"{one.says} on {_name_nodes(one.nodes, self.nodes)}" if several else one.says
+            for one in self.states
+        )
+        columns["ENDPOINTS"] = "..".join(map(str, self.totals))
+        return tuple(columns[heading] for heading in self.HEADINGS)
+
+
+class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer of one node about one Service."""
+
+    node: str
+    mode: str
+    families: dict[str, State]
+    """The worst state of the service ports in question, by IP family."""
+    used: int
+    """Endpoints that this node uses, of `known`."""
+    known: int
+
+    HEADINGS: ClassVar = ("NODE", "MODE", "IPv4", "IPv6", "USED ENDPOINTS")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        states = (self.families.get(family.value, "-") for family in Family)
+        return (self.node, self.mode, *states, f"{self.used}/{self.known}")
+
+
+class FleetEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """One event, and the nodes on which it happened at about the same time."""
+
+    event: HistoryEvent
+    nodes: tuple[str, ...]
+
+    HEADINGS: ClassVar = ("TIME", "NODES", "SERVICE", "FAMILY", "EVENT", "MESSAGE")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        event = self.event
+        what = (event.service or "-", event.family or "-", event.kind.value, event.message)
+        return (format_time(event.at), join_some(self.nodes, _MAX_NODES_OF_EVENT), *what)
+
+
+class FleetReport(msgspec.Struct, frozen=True, rename="camel"):
     """What a command found out about all nodes."""
 
     heading: str
-    table: tuple[tuple[str, ...], ...]
-    """The first row is the heading."""
+    rows: Sequence[NodeStatus] | Sequence[FleetPort] | Sequence[NodeExplanation] | Sequence[FleetEvent]
     bad: tuple[Position, ...]
     """What is wrong, and where."""
     disagreements: tuple[Disagreement, ...]
     unanswered: dict[str, str]
     """Nodes that could not be asked, and why."""
+    warnings: tuple[Position, ...] = ()
+    """What is not as it should be and does not change the exit status."""
 
     @property
     def exit_status(self) -> int:
@@ -54,7 +143,7 @@ class FleetReport(msgspec.Struct, frozen=True):
         return 1 if self.bad or self.disagreements else 0
 
 
-def positions(said: Mapping[str, str]) -> tuple[Position, ...]:
+def group_positions(said: Mapping[str, str]) -> tuple[Position, ...]:
     """Nodes grouped by what they say; most nodes first, then by name."""
     groups: dict[str, list[str]] = {}
     for node, says in sorted(said.items()):
@@ -63,9 +152,9 @@ def positions(said: Mapping[str, str]) -> tuple[Position, ...]:
     return tuple(Position(says, tuple(nodes)) for says, nodes in ordered)
 
 
-def disagreement(about: str, said: Mapping[str, str]) -> Iterator[Disagreement]:
+def find_disagreement(about: str, said: Mapping[str, str]) -> Iterator[Disagreement]:
     """One, unless all nodes say the same."""
-    found = positions(said)
+    found = group_positions(said)
     if len(found) > 1:
         yield Disagreement(about, found)
 
@@ -74,60 +163,66 @@ def _each(answers: Mapping[str, T], says: Callable[[T], str]) -> dict[str, str]:
     return {node: says(answer) for node, answer in answers.items()}
 
 
-def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
-    """Versions, modes and numbers of every node, and all failing conditions."""
-    rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "HEALTH")]
-    for node, status in sorted(answers.items()):
-        families = status.families
-        numbers = (
-            "+".join(str(family.service_ports) for family in families),
-            "+".join(str(family.endpoints) for family in families),
-            str(sum(family.pending for family in families)),
+def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
+    """Return a line for every node, all failing conditions, and how many service ports are not healthy."""
+    rows = tuple(
+        NodeStatus(
+            node,
+            status.version,
+            status.mode,
+            status.health,
+            sum(family.service_ports for family in status.families),
+            status.service_states,
+            sum(family.pending for family in status.families),
         )
-        rows.append((node, status.version, status.mode, *numbers, status.health.value))
+        for node, status in sorted(answers.items())
+    )
     failing: dict[str, list[str]] = {}
+    unserved: dict[str, list[str]] = {}
     for node, status in sorted(answers.items()):
         for condition in status.conditions:
             if condition.is_failing and condition.does_block(Blocks.SERVICES):
                 failing.setdefault(f"{condition.type}: {condition.text}", []).append(node)
+        for text in count_unserved(status.service_states, "kubectl pointsman"):
+            unserved.setdefault(text, []).append(node)
     found: list[Disagreement] = []
-    found += disagreement("the version", _each(answers, lambda status: status.version))
-    found += disagreement("the mode", _each(answers, lambda status: status.mode))
+    found += find_disagreement("the version", _each(answers, lambda status: status.version))
+    found += find_disagreement("the mode", _each(answers, lambda status: status.mode))
     quiet = {node: status for node, status in answers.items() if not sum(f.pending for f in status.families)}
-    found += disagreement("the number of service ports", _each(quiet, _service_ports))
+    found += find_disagreement("the number of service ports", _each(quiet, _count_service_ports))
     return FleetReport(
-        f"{count_text(len(answers), 'node')} answered",
-        tuple(rows),
-        tuple(Position(text, tuple(nodes)) for text, nodes in failing.items()),
+        f"{format_count(len(answers), 'node')} answered",
+        rows,
+        _to_positions(failing),
         tuple(found),
         dict(unanswered),
+        _to_positions(unserved),
     )
 
 
-def _service_ports(status: StatusReport) -> str:
+def _to_positions(said: Mapping[str, Sequence[str]]) -> tuple[Position, ...]:
+    return tuple(Position(text, tuple(nodes)) for text, nodes in said.items())
+
+
+def _count_service_ports(status: StatusReport) -> str:
     return ", ".join(f"{family.service_ports} {family.family}" for family in status.families)
 
 
-def fleet_list(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
-    """Build a table with every service port once, and its state by node; policy Local makes nodes differ rightly."""
+def merge_lists(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
+    """Return every service port once, and its state by node; policy Local makes nodes differ rightly."""
     by_port: dict[Identity, dict[str, ServicePortReport]] = {}
     for node, answer in answers.items():
         for port in answer.ports:
             by_port.setdefault(port.identity, {})[node] = port
-    rows = [("SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "STATE")]
+    rows: list[FleetPort] = []
     found: list[Disagreement] = []
     for _, ports in sorted(by_port.items()):
         first = next(iter(ports.values()))
-        found += disagreement(_port_name(first), {node: _describe(ports.get(node)) for node in answers})
-        totals = sorted({port.total for port in ports.values()})
-        states = positions(_each(ports, lambda port: port.state))
-        shown = ", ".join(
-            p.says if len(states) == 1 else f"{p.says} on {_name_nodes(p.nodes, len(answers))}"
-            for p in states
-        )
-        endpoints = "..".join(map(str, totals))
-        rows.append((first.service, first.port_text, first.frontends[0].address, endpoints, shown))
-    heading = f"{count_text(len(by_port), 'service port')} on {count_text(len(answers), 'node')}"
+        found += find_disagreement(_port_name(first), {node: _describe(ports.get(node)) for node in answers})
+        totals = tuple(sorted({port.total for port in ports.values()}))
+        states = group_positions(_each(ports, lambda port: port.state))
+        rows.append(FleetPort(first, states, totals, len(answers)))
+    heading = f"{format_count(len(by_port), 'service port')} on {format_count(len(answers), 'node')}"
     return FleetReport(heading, tuple(rows), (), tuple(found), dict(unanswered))
 
 
@@ -139,37 +234,66 @@ def _describe(port: ServicePortReport | None) -> str:
     return f"{port.total} endpoints, at {addresses}"
 
 
-def fleet_explain(answers: Mapping[str, Explanation], unanswered: Mapping[str, str]) -> FleetReport:
-    """Build a table of where it is healthy, where not and why, and which nodes know of other endpoints."""
+def merge_explanations(answers: Mapping[str, Explanation], unanswered: Mapping[str, str]) -> FleetReport:
+    """Return where it is healthy in each IP family, where not and why, and which nodes know of other endpoints."""
     question = next((answer.question for answer in answers.values()), "")
-    rows = [("NODE", "MODE", "HEALTHY", "PORTS", "USED ENDPOINTS")]
+    rows: list[NodeExplanation] = []
     bad: dict[str, list[str]] = {}
     for node, answer in sorted(answers.items()):
+        families: dict[str, State] = {}
+        for port in answer.ports:
+            states = (port.state, families.get(port.family, port.state))
+            families[port.family] = min(states, key=WORST_FIRST.index)
         used = sum(any(use.used for use in e.uses) for port in answer.ports for e in port.endpoints)
         known = sum(len(port.endpoints) for port in answer.ports)
-        healthy = "yes" if answer.is_healthy else "no"
-        rows.append((node, answer.mode, healthy, str(len(answer.ports)), f"{used}/{known}"))
-        if not answer.is_healthy:
-            for reason in _reasons(answer):
-                bad.setdefault(reason, []).append(node)
+        rows.append(NodeExplanation(node, answer.mode, families, used, known))
+        for reason in () if answer.is_healthy else _find_reasons(answer):
+            bad.setdefault(reason, []).append(node)
     found: list[Disagreement] = []
     names = sorted({_port_name(port) for answer in answers.values() for port in answer.ports})
     for name in names:
         said = {node: _list_endpoints(answer, name) for node, answer in answers.items()}
-        found += disagreement(f"the endpoints of {name}", said)
+        found += find_disagreement(f"the endpoints of {name}", said)
     if answers and not names:
-        found += disagreement("what it is", _each(answers, lambda answer: "; ".join(_reasons(answer))))
-    good = sum(answer.is_healthy for answer in answers.values())
+        found += find_disagreement(
+            "what it is", _each(answers, lambda answer: "; ".join(_find_reasons(answer)))
+        )
+    verdicts = [_judge_family(family.value, rows, answers) for family in Family]
     return FleetReport(
-        f"{question} is healthy on {good} of {count_text(len(answers), 'node')}",
+        f"{question}: {', '.join(filter(None, verdicts)) or 'no Service answers'}",
         tuple(rows),
-        tuple(Position(reason, tuple(nodes)) for reason, nodes in bad.items()),
+        _to_positions(bad),
         tuple(found),
         dict(unanswered),
     )
 
 
-def _reasons(answer: Explanation) -> list[str]:
+def _judge_family(family: str, rows: Sequence[NodeExplanation], answers: Mapping[str, Explanation]) -> str:
+    """Return on how many nodes one IP family is served; nothing when the Service has no address of it."""
+    states = [row.families[family] for row in rows if family in row.families]
+    if not states:
+        return ""
+    if not any(port.total for answer in answers.values() for port in answer.ports if port.family == family):
+        return f"{family} has no endpoints"
+    return f"{family} healthy on {states.count(State.HEALTHY)} of {format_count(len(rows), 'node')}"
+
+
+def merge_history(answers: Mapping[str, HistoryReport], unanswered: Mapping[str, str]) -> FleetReport:
+    """Return the events of all nodes in order; one that several nodes have at about the same time is one."""
+    every = [(event, node) for node, answer in answers.items() for event in answer.events]
+    rows: dict[tuple[str, str, str, str], list[FleetEvent]] = {}
+    for event, node in sorted(every, key=lambda one: (one[0].at, one[1])):
+        same = rows.setdefault((event.service, event.family, event.kind.value, event.message), [])
+        if same and node not in same[-1].nodes and event.at - same[-1].event.at < _SAME_EVENT_SECONDS:
+            same[-1] = msgspec.structs.replace(same[-1], nodes=(*same[-1].nodes, node))
+        else:
+            same.append(FleetEvent(event, (node,)))
+    merged = sorted((one for same in rows.values() for one in same), key=lambda one: one.event.at)
+    heading = f"{format_count(len(merged), 'event')} of {format_count(len(answers), 'node')}"
+    return FleetReport(heading, tuple(merged), (), (), dict(unanswered))
+
+
+def _find_reasons(answer: Explanation) -> list[str]:
     findings = [*answer.findings, *(finding for port in answer.ports for finding in port.findings)]
     errors = [f"{finding.code}: {finding.message}" for finding in findings if finding.is_error]
     return errors or [f"{_port_name(port)} is {port.state}" for port in answer.ports if not port.is_healthy]
@@ -186,10 +310,13 @@ def _list_endpoints(answer: Explanation, name: str) -> str:
     return "unknown"
 
 
-def fleet_text(report: FleetReport, screen: Screen = PLAIN) -> str:
+def render_fleet(report: FleetReport, screen: Screen = PLAIN) -> str:
     """For a terminal: the table, what is wrong and where, and what nodes disagree about."""
-    content: list[str | Table] = [report.heading, "", Table(report.table), ""]
+    content: list[str | Table] = [report.heading, ""]
+    if report.rows:
+        content += [Table([report.rows[0].HEADINGS, *(row.cells for row in report.rows)]), ""]
     content += [f"✗ {_name_nodes(each.nodes)}: {each.says}" for each in report.bad]
+    content += [f"! {_name_nodes(each.nodes)}: {each.says}" for each in report.warnings]
     for each in report.disagreements[:_MAX_DISAGREEMENTS_SHOWN]:
         content.append(f"! nodes disagree about {each.about}")
         content += [f"    {_name_nodes(position.nodes)}: {position.says}" for position in each.positions]
@@ -198,13 +325,13 @@ def fleet_text(report: FleetReport, screen: Screen = PLAIN) -> str:
             f"! and {len(report.disagreements) - _MAX_DISAGREEMENTS_SHOWN} more; -o json lists all"
         )
     content += [f"✗ {node} could not be asked: {why}" for node, why in sorted(report.unanswered.items())]
-    if not report.exit_status:
-        content.append("✓ all nodes agree")
-    return laid_out(content, screen)
+    if not report.exit_status and not isinstance(next(iter(report.rows), None), FleetEvent):
+        content.append("✓ all nodes agree" + (", some Services are not healthy" if report.warnings else ""))
+    return lay_out(content, screen)
 
 
 def _name_nodes(nodes: Sequence[str], out_of: int = 0) -> str:
     """Return the names; of more than half of the nodes, or of many, only how many there are."""
     if out_of and (len(nodes) > _MAX_NODES_SHOWN or len(nodes) * 2 > out_of):
-        return count_text(len(nodes), "node")
+        return format_count(len(nodes), "node")
     return join_some(nodes, _MAX_NODES_SHOWN)

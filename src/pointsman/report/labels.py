@@ -35,21 +35,16 @@ class Requirement(msgspec.Struct, frozen=True):
     wanted: bool = True
     """False: the label must not be there with one of these values."""
 
-    def fulfilled(self, labels: Mapping[str, str]) -> bool:
+    def is_fulfilled_by(self, labels: Mapping[str, str]) -> bool:
         found = labels.get(self.key)
         return (found is not None and (self.values is None or found in self.values)) == self.wanted
-
-    def __str__(self) -> str:
-        if self.values is None:
-            return self.key if self.wanted else f"!{self.key}"
-        return f"{self.key} {'in' if self.wanted else 'notin'} ({','.join(sorted(self.values))})"
 
 
 Selector = tuple[Requirement, ...]
 
 
-def selector_from_text(text: str) -> Selector:
-    """`app=web,tier!=test,team in (a, b),!legacy` as Kubernetes reads it; raises BadSelector."""
+def parse_selector(text: str) -> Selector:
+    """Parse `app=web,tier!=test,team in (a, b),!legacy` as Kubernetes does; raises BadSelector."""
     found: list[Requirement] = []
     position = 0
     while position < len(text):
@@ -59,17 +54,12 @@ def selector_from_text(text: str) -> Selector:
                 f"cannot understand the selector {text!r} from {text[position:].strip()!r}: write conditions such as "
                 "app=web, app!=web, app, !app, 'app in (web, shop)' or 'app notin (web)', separated by commas"
             )
-        found.append(_requirement(match))
+        found.append(_parse_requirement(match))
         position = match.end()
     return tuple(found)
 
 
-def selector_text(selector: Selector) -> str:
-    """What `selector_from_text` reads as this selector."""
-    return ",".join(map(str, selector))
-
-
-def _requirement(match: re.Match[str]) -> Requirement:
+def _parse_requirement(match: re.Match[str]) -> Requirement:
     if match["key"]:
         return Requirement(match["key"], frozenset((match["value"],)), match["operator"] != "!=")
     if match["set_key"]:
@@ -78,8 +68,8 @@ def _requirement(match: re.Match[str]) -> Requirement:
     return Requirement(match["existing"], wanted=not match["absent"])
 
 
-def selected(labels: Mapping[str, str], selector: Selector) -> bool:
-    return all(requirement.fulfilled(labels) for requirement in selector)
+def is_selected(labels: Mapping[str, str], selector: Selector) -> bool:
+    return all(requirement.is_fulfilled_by(labels) for requirement in selector)
 
 
 class ServiceLabels:
@@ -90,13 +80,13 @@ class ServiceLabels:
         self.changes = 0
         """How often a Service got other labels: trackers take no note of that, and no sync follows."""
         for service in services:
-            self.upserted(service)
+            self.upsert(service)
 
-    def upserted(self, service: Service) -> None:
+    def upsert(self, service: Service) -> None:
         labels = service.metadata.labels
         self._set(service.metadata.key, msgspec.json.encode(labels) if labels else b"")
 
-    def deleted(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         self._set(key, b"")
 
     def _set(self, key: str, packed: bytes) -> None:
@@ -109,11 +99,11 @@ class ServiceLabels:
             del self._packed[key]
 
     def copy(self) -> ServiceLabels:
-        """One that stays as it is."""
+        """Return a copy that later changes do not reach."""
         taken = ServiceLabels()
         taken._packed = dict(self._packed)
         return taken
 
-    def of(self, key: str) -> dict[str, str]:
+    def get(self, key: str) -> dict[str, str]:
         packed = self._packed.get(key)
         return msgspec.json.decode(packed, type=dict[str, str]) if packed else {}

@@ -6,7 +6,8 @@ import heapq
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,15 +19,16 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.decision import WORST_FIRST, State
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.report.labels import Selector, ServiceLabels, selected
-from pointsman.screen import PLAIN, Screen, Table, Tone, laid_out
-from pointsman.text import join_some
+from pointsman.report.labels import Selector, ServiceLabels, is_selected
 
+if TYPE_CHECKING:
+    from pointsman.report.samples import Figures, TrafficSamples
+
+TRAFFIC = "traffic"
+"""A sort key of pages: the busiest first."""
 MAX_ROWS = 200
 """Of one page."""
-_MAX_ADDRESSES_SHOWN = 10
 _BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
-_TONES = {State.HEALTHY.value: Tone.GOOD, State.PARTIAL.value: Tone.WARNING, State.DOWN.value: Tone.BAD}
 
 
 class Entry(NamedTuple):
@@ -84,10 +86,18 @@ def _sort_key(sort: str) -> Callable[[Entry], tuple[Any, ...]]:
     return lambda entry: (*chosen(entry), *entry.identity)
 
 
-def _entries(view: View) -> Iterator[Entry]:
+def _list_entries(view: View) -> Iterator[Entry]:
     for family in view.families:
         for name in family.states:
             yield Entry(name, family, family.plans.get(name), view.mode)
+
+
+def is_named(key: str, namespace: str, globs: Sequence[str]) -> bool:
+    """Whether a Service is in the namespace, if one is given, and matches a glob for NAME or NAMESPACE/NAME, if there are any."""
+    own_namespace, _, name = key.partition("/")
+    if namespace not in ("", own_namespace):
+        return False
+    return not globs or any(fnmatchcase(key if "/" in glob else name, glob) for glob in globs)
 
 
 class ListQuery(msgspec.Struct, frozen=True):
@@ -106,13 +116,9 @@ class ListQuery(msgspec.Struct, frozen=True):
     """The version of an earlier answer."""
 
     def matches(self, name: ServicePortName, labels: ServiceLabels) -> bool:
-        if self.namespace not in ("", name.namespace):
+        if not is_named(name.key, self.namespace, self.names):
             return False
-        if self.names and not any(
-            fnmatchcase(name.key if "/" in glob else name.service, glob) for glob in self.names
-        ):
-            return False
-        return not self.selector or selected(labels.of(name.key), self.selector)
+        return not self.selector or is_selected(labels.get(name.key), self.selector)
 
 
 class ServiceList(msgspec.Struct, frozen=True, rename="camel"):
@@ -135,11 +141,17 @@ class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
     """How many match the search."""
     total: int
     offset: int
+    traffic: tuple[Figures, ...] = ()
+    """Of each of the ports; empty before the first sample."""
+    totals: Mapping[str, Figures] = {}
+    """Of all service ports, by IP family."""
+    notes: tuple[str, ...] = ()
+    """What the figures do not hold."""
 
 
 def build_list(view: View, labels: ServiceLabels, query: ListQuery, version: str = "") -> ServiceList:
     """Return all service ports that match; one that is not served at all is down."""
-    found = [entry for entry in _entries(view) if query.matches(entry.name, labels)]
+    found = [entry for entry in _list_entries(view) if query.matches(entry.name, labels)]
     if query.states:
         found = [entry for entry in found if entry.state in query.states]
     found.sort(key=_sort_key(query.sort))
@@ -155,23 +167,41 @@ def build_page(
     sort: str = "",
     *,
     reverse: bool = False,
+    samples: TrafficSamples | None = None,
 ) -> ServicePage:
-    """Return the service ports whose name, address, port or state contains every word of `search`, sorted."""
+    """Return the service ports whose name, address, port, state, endpoint or pod contains every word of `search`, sorted.
+
+    With samples, they have figures, and `traffic` sorts the busiest first.
+    """
+    from pointsman.report.samples import TrafficSamples  # `list` starts without it
+
+    samples = samples or TrafficSamples()
     terms = search.casefold().split()
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
-    found = [entry for entry in _entries(view) if all(_contains(entry, word) for word in terms)]
+    found = [entry for entry in _list_entries(view) if all(_contains(entry, word) for word in terms)]
     first = heapq.nlargest if reverse else heapq.nsmallest
-    shown = first(offset + limit, found, key=_sort_key(sort))[offset:]
+    key = _sort_key(sort) if sort != TRAFFIC else partial(_traffic_key, samples)
+    ports = tuple(entry.build_report() for entry in first(offset + limit, found, key=key)[offset:])
     total = sum(len(family.states) for family in view.families)
-    return ServicePage(tuple(entry.build_report() for entry in shown), len(found), total, offset)
+    if samples.is_empty:
+        return ServicePage(ports, len(found), total, offset, notes=samples.notes)
+    figures = tuple(samples.find(port.identity) for port in ports)
+    totals = {family.family.value: samples.find_total(family.family) for family in view.families}
+    return ServicePage(ports, len(found), total, offset, figures, totals, samples.notes)
 
 
 def count_states(view: View) -> dict[str, int]:
     """Return how many service ports are in each state."""
     counts = {state.value: 0 for state in State}
-    for entry in _entries(view):
+    for entry in _list_entries(view):
         counts[entry.state] += 1
     return counts
+
+
+def _traffic_key(samples: TrafficSamples, entry: Entry) -> tuple[Any, ...]:
+    name = entry.name
+    new, opened = samples.find_activity((name.key, name.port, name.protocol.name, entry.family.family.value))
+    return (-new, -opened, *entry.identity)
 
 
 def _contains(entry: Entry, word: str) -> bool:
@@ -179,13 +209,18 @@ def _contains(entry: Entry, word: str) -> bool:
     name = entry.name
     if word in name.service or word in name.namespace or word in name.port or word in str(name).casefold():
         return True
+    endpoints = entry.family.states[name].endpoints
+    if any(word in endpoint.pod for endpoint in endpoints):
+        return True
+    if _BEYOND_HEXADECIMAL.intersection(word):
+        return any(word in text for text in _list_searchable(entry))
     frontends = entry.plan.frontends if entry.plan is not None else ()
-    if not _BEYOND_HEXADECIMAL.intersection(word):
-        return any(word in format_frontend(frontend) for frontend in frontends)
-    return any(word in text for text in _searchable(entry))
+    if any(word in format_frontend(frontend) for frontend in frontends):
+        return True
+    return ("." in word or ":" in word) and any(word in str(endpoint) for endpoint in endpoints)
 
 
-def _searchable(entry: Entry) -> Iterator[str]:
+def _list_searchable(entry: Entry) -> Iterator[str]:
     port, plan = entry.family.states[entry.name].port, entry.plan
     yield entry.name.protocol.lower
     yield port.family.value.casefold()
@@ -200,39 +235,3 @@ def _searchable(entry: Entry) -> Iterator[str]:
         yield "reset-gone"
     for frontend in plan.frontends:
         yield frontend.kind.value.casefold()
-
-
-def list_text(
-    ports: Sequence[ServicePortReport], *, wide: bool, screen: Screen = PLAIN, heading: bool = True
-) -> str:
-    """Return a table with one line per service port."""
-    head = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "POLICY", "STATE"]
-    if wide:
-        head += ["FAMILY", "LOCAL", "ALSO AT", "AFFINITY", "TOPOLOGY", "SCHEDULER", "GONE", "USED", "UNUSED"]
-    cells = [[*_cells(port), *(_wide_cells(port) if wide else ())] for port in ports]
-    return laid_out([Table([head, *cells] if heading else cells, _TONES, heading=heading)], screen)
-
-
-def _cells(port: ServicePortReport) -> Iterator[str]:
-    yield port.service
-    yield port.port_text
-    yield port.frontends[0].address
-    yield f"{port.usable}/{port.total}"
-    yield "/".join(dict.fromkeys(frontend.policy for frontend in port.frontends if frontend.policy)) or "-"
-    yield "deleted" if port.deleted else port.state
-
-
-def _wide_cells(port: ServicePortReport) -> Iterator[str]:
-    yield port.family
-    yield str(port.local)
-    yield _join([f"{frontend.kind} {frontend.address}" for frontend in port.frontends[1:]])
-    yield f"{port.affinity_seconds} s" if port.affinity_seconds else "-"
-    yield port.topology or "-"
-    yield port.scheduler or "-"
-    yield "reset" if port.resets_gone else "-"
-    yield _join([endpoint.address for endpoint in port.endpoints if endpoint.used])
-    yield _join([endpoint.address for endpoint in port.endpoints if not endpoint.used])
-
-
-def _join(items: Sequence[str]) -> str:
-    return join_some(items, _MAX_ADDRESSES_SHOWN) or "-"

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pointsman.backends.contract import Difference
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.conditions import Blocks, Condition
 from pointsman.kube.status import WatchStatus
 from pointsman.model.decision import State
 from pointsman.model.findings import Finding
-from pointsman.screen import PLAIN, Screen, Table, laid_out
+from pointsman.screen import PLAIN, Screen, Table, lay_out
 from pointsman.wording.findings import describe
 
 MAX_DIFFERENCES_SHOWN = 100
@@ -56,6 +56,8 @@ class FamilyStatus(msgspec.Struct, rename="camel"):
     """Seconds since the last successful sync, as of a report; None before the first."""
     pending: int = 0
     """Service ports that changed and are not in the kernel yet, as of a report."""
+    pause: float = 0.0
+    """Seconds between two syncs while changes arrive continuously, as of a report."""
     service_ports: int = 0
     endpoints: int = 0
     without_local_endpoints: int = 0
@@ -64,6 +66,8 @@ class FamilyStatus(msgspec.Struct, rename="camel"):
     """Service ports that the kernel rejected, with the reason."""
     last_error: str = ""
     drift_repaired: int = 0
+    syncs: int = 0
+    """Number of all syncs, successful or not."""
     history: list[SyncPoint] = []
     """The last syncs, successful or not."""
 
@@ -165,12 +169,14 @@ def render_status(status: StatusReport, screen: Screen = PLAIN) -> str:
         f"Node {status.node}{where}: {', '.join(status.addresses) or 'no address known'}",
         "",
     ]
-    rows = [["FAMILY", "LAST SYNC", "TOOK", "PENDING", "SERVICE PORTS", "ENDPOINTS", "SYNCS", "REPAIRED"]]
-    rows += [_family_row(family) for family in status.families]
+    rows = [
+        ["FAMILY", "LAST SYNC", "TOOK", "PAUSE", "PENDING", "SERVICE PORTS", "ENDPOINTS", "SYNCS", "REPAIRED"]
+    ]
+    rows += [_build_family_row(family) for family in status.families]
     lines += [Table(rows), ""]
     if status.watches:
         rows = [["WATCH", "STATE", "LAST EVENT", "OBJECTS", "BAD", "FAILURES"]]
-        rows += [_watch_row(watch) for watch in status.watches]
+        rows += [_build_watch_row(watch) for watch in status.watches]
         lines += [Table(rows), ""]
     for watch in status.watches:
         if watch.ignored:
@@ -183,25 +189,25 @@ def render_status(status: StatusReport, screen: Screen = PLAIN) -> str:
     for condition in sorted(failing, key=lambda one: not one.does_block(Blocks.SERVICES)):
         sign = "✗" if condition.does_block(Blocks.SERVICES) else "! degraded:"
         lines.append(f"{sign} {condition.type}: {condition.text}")
-    unserved = list(_unserved_lines(status.service_states))
+    unserved = [f"! {text}" for text in count_unserved(status.service_states)]
     lines += unserved
     if not failing:
         lines.append("✓ no known problems" + (" of the proxy itself" if unserved else ""))
-    return laid_out(lines, screen)
+    return lay_out(lines, screen)
 
 
-def _unserved_lines(states: dict[str, int]) -> Iterator[str]:
-    """Count Services without a healthy endpoint: seldom the proxy's fault, and no condition of it."""
+def count_unserved(states: dict[str, int], program: str = "pointsman") -> Iterator[str]:
+    """Yield how many service ports are without a healthy endpoint: seldom the proxy's fault, and no condition of it."""
     total = sum(states.values())
     for state, text in ((State.DOWN, "down"), (State.PARTIAL, "partial (some clients fail)")):
         count = states.get(state.value, 0)
         if count:
             verb = "is" if count == 1 else "are"
-            hint = f"to see which: pointsman list --state {state.value}"
-            yield f"! {count} of {total} service ports {verb} {text}; {hint}"
+            hint = f"to see which: {program} list --state {state.value}"
+            yield f"{count} of {total} service ports {verb} {text}; {hint}"
 
 
-def _family_row(family: FamilyStatus) -> list[str]:
+def _build_family_row(family: FamilyStatus) -> list[str]:
     age = "never" if family.last_sync_age is None else f"{format_age(family.last_sync_age)} ago"
     good = [point for point in family.history if not point.error]
     took = f"{good[-1].seconds * 1000:.1f} ms" if good else "-"
@@ -209,15 +215,16 @@ def _family_row(family: FamilyStatus) -> list[str]:
         family.family,
         age,
         took,
+        f"{family.pause * 1000:.0f} ms",
         str(family.pending),
         str(family.service_ports),
         str(family.endpoints),
-        str(len(family.history)),
+        str(family.syncs),
         str(family.drift_repaired),
     ]
 
 
-def _watch_row(watch: WatchReport) -> list[str]:
+def _build_watch_row(watch: WatchReport) -> list[str]:
     state = "connected" if watch.connected else "NOT CONNECTED"
     if not watch.synced:
         state += ", not listed yet"
@@ -248,7 +255,7 @@ def render_verification(verification: Verification, screen: Screen = PLAIN) -> s
         count = len(family.differences)
         waiting = f" ({family.pending} changes pending)" if family.pending else ""
         if not count:
-            lines.append(f"✓ {family.family}: the kernel holds what it should{waiting}")
+            lines.append(f"✓ {family.family}: the kernel matches the desired state{waiting}")
             continue
         noun = "difference" if count == 1 else "differences"
         lines.append(f"✗ {family.family}: {count} {noun}{waiting}")
@@ -259,12 +266,14 @@ def render_verification(verification: Verification, screen: Screen = PLAIN) -> s
         ]
         if count > MAX_DIFFERENCES_SHOWN:
             lines.append(f"  and {count - MAX_DIFFERENCES_SHOWN} more; -o json lists all")
-    return laid_out(lines, screen)
+    return lay_out(lines, screen)
 
 
 def render_difference(entry: Difference) -> list[str]:
     """Render one difference as a diff: - is what the kernel has, + what it should have."""
     owner = f" ({entry.owner})" if entry.owner else ""
+    if (entry.want, entry.have) == (PRESENT, ""):
+        return [f"{entry.what}{owner}: missing"]
     lines = [f"{entry.what}{owner}"]
     if entry.have:
         lines.append(f"  - {entry.have}")

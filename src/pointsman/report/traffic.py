@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
-from pointsman.backends.contract import Count, Mode
-from pointsman.explain.service_port import EndpointReport, Identity, ServicePortReport
-from pointsman.kernel.tracked_flows import Flow
-from pointsman.model.addresses import address_from_text, host_port_text
-from pointsman.model.service import Protocol
-from pointsman.screen import PLAIN, Screen, Table, bar, laid_out
+from pointsman.backends.contract import Count, Counting, Mode
+from pointsman.explain.service_port import EndpointReport, Identity, ServicePortReport, Traffic
+from pointsman.kernel.flow_count import FlowCount, FrontendKey
+from pointsman.model.addresses import Family, address_from_text, host_port_text
+from pointsman.model.decision import WORST_FIRST
+from pointsman.model.endpoint import Identity as EndpointIdentity
+from pointsman.model.service import Protocol as TransportProtocol
+from pointsman.screen import PLAIN, Screen, draw_bar, fit_rows, lay_out
+from pointsman.text import format_count
 
-Place = tuple[str, int, bytes, int]
-"""IP family, protocol number, address and port of a frontend; the address of a node port is empty."""
+Owners = Mapping[FrontendKey, Identity]
+"""Whose frontend it is, in one IP family."""
 
+_COLUMNS = ["SERVICE, ENDPOINT", "PORT", "CONN/S", "OPEN", "SHARE", "", "STATE", "POD", "NODE"]
+_NUMBERS = frozenset((2, 3, 4))
+_OPTIONAL = (8, 1, 6, 7, 5)
+"""Node, port, state, pod, bar: left out in this order on a narrow screen."""
 _BAR_WIDTH = 10
-_FlowKey = tuple[int, bytes, int, bytes, int, bytes]
+READ_SECONDS = 5.0
+"""For the flows of one IP family; what cannot be read in that time is left out."""
+
+
+class Places(Protocol):
+    """Whose frontends and endpoints are where."""
+
+    @property
+    def owners(self) -> Mapping[str, Owners]:
+        """By IP family."""
+
+    def has_endpoint(self, owner: Identity, endpoint: EndpointIdentity, /) -> bool: ...
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -27,37 +47,7 @@ class Reading(msgspec.Struct, frozen=True):
     at: float
     counts: Mapping[str, Sequence[Count] | None]
     """By IP family; None where nothing is counted."""
-    flows: Mapping[str, Sequence[Flow]]
-    partial: bool = False
-    """There were more flows than could be read in time."""
-
-
-class EndpointTraffic(msgspec.Struct, frozen=True, rename="camel"):
-    """One endpoint of a service port."""
-
-    address: str
-    node: str
-    used: bool
-    connections_per_second: float | None
-    """None where they are not counted."""
-    active: int
-    share: float
-    """Of the new connections where they are counted, else of the active flows."""
-
-
-class ServiceTraffic(msgspec.Struct, frozen=True, rename="camel"):
-    """One service port in one IP family."""
-
-    service: str
-    port: str
-    protocol: str
-    family: str
-    state: str
-    connections_per_second: float
-    counted: bool
-    """By the kernel; otherwise short connections are missed."""
-    active: int
-    endpoints: tuple[EndpointTraffic, ...]
+    flows: Mapping[str, FlowCount[Identity]]
 
 
 class TrafficReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,9 +56,25 @@ class TrafficReport(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     mode: str
     seconds: float
-    rows: tuple[ServiceTraffic, ...]
+    ports: tuple[ServicePortReport, ...]
+    """With their `traffic`."""
     notes: tuple[str, ...] = ()
     """What the figures do not hold."""
+
+
+SORTS: Mapping[str, Callable[[ServicePortReport], tuple[Any, ...]]] = {
+    "rate": lambda port: (-(port.measured.connections_per_second or 0), -port.measured.open),
+    "open": lambda port: (-port.measured.open, -(port.measured.connections_per_second or 0)),
+    "name": lambda _port: (),
+    "state": lambda port: (WORST_FIRST.index(port.state),),
+}
+"""Sort keys: the busiest or worst first, equal ones by name."""
+
+
+def sort_ports(ports: Iterable[ServicePortReport], sort: str) -> tuple[ServicePortReport, ...]:
+    """Return the ports in the order of one of `SORTS`."""
+    key = SORTS[sort]
+    return tuple(sorted(ports, key=lambda port: (*key(port), *port.identity)))
 
 
 class Directory:
@@ -76,180 +82,231 @@ class Directory:
 
     def __init__(self, rows: Iterable[ServicePortReport]) -> None:
         self.rows = tuple(rows)
-        self._places: dict[Place, ServicePortReport] = {}
+        self.owners: dict[str, dict[FrontendKey, Identity]] = {}
+        """By IP family."""
         self._endpoints: dict[Identity, frozenset[str]] = {}
         for row in self.rows:
             self._endpoints[row.identity] = frozenset(endpoint.address for endpoint in row.endpoints)
+            owners = self.owners.setdefault(row.family, {})
             for frontend in row.frontends:
                 address = address_from_text(frontend.ip) if frontend.ip else b""
                 if address is not None:
-                    self._places[row.family, Protocol[row.protocol].value, address, frontend.port] = row
+                    owners[TransportProtocol[row.protocol].value, address, frontend.port] = row.identity
 
-    def places(self, family: str) -> list[Place]:
-        return [place for place in self._places if place[0] == family]
-
-    def at(self, family: str, protocol: int, address: bytes, port: int) -> ServicePortReport | None:
-        """Whose frontend this is."""
-        return self._places.get((family, protocol, address, port))
-
-    def hears(self, family: str) -> Callable[[bytes, int, bytes, int], bool]:
-        """Whether a flow to this address and port may be one of ours."""
-        places = {(address, port) for _, _, address, port in self.places(family)}
-        return lambda address, port, _answering, _from: (address, port) in places or (b"", port) in places
-
-    def of_flow(self, family: str, flow: Flow) -> tuple[ServicePortReport, str] | None:
-        """The service port and the endpoint of a flow; at a node port only if one of its endpoints answers."""
-        endpoint = host_port_text(flow.reply_source, flow.reply_source_port)
-        row = self.at(family, flow.protocol, flow.destination, flow.destination_port)
-        if row is None:
-            row = self.at(family, flow.protocol, b"", flow.destination_port)
-            if row is None or endpoint not in self._endpoints[row.identity]:
-                return None
-        return row, endpoint
+    def has_endpoint(self, owner: Identity, endpoint: EndpointIdentity) -> bool:
+        return host_port_text(*endpoint) in self._endpoints[owner]
 
 
-def traffic_report(
+def read_kernel(places: Places, counting: Counting, max_flows: int) -> Reading:
+    """Read counters and flows of every IP family that has Services, in the calling thread; raises KernelError.
+
+    At most `max_flows` are remembered one by one, which is needed where the kernel does not count connections.
+    """
+    counts, flows = {}, {}
+    for name, owners in places.owners.items():
+        family = Family(name)
+        counts[name] = counting.read(family)
+        remembered = max_flows if counts[name] is None else 0
+        flows[name] = FlowCount(owners, places.has_endpoint, max_flows=remembered)
+        flows[name].read(family, READ_SECONDS)
+    return Reading(time.monotonic(), counts, flows)
+
+
+def build_traffic_report(
     directory: Directory, before: Reading, now: Reading, *, node: str, mode: Mode
 ) -> TrafficReport:
-    """The figures between two readings."""
+    """Return the figures between two readings."""
     seconds = max(now.at - before.at, 0.001)
-    tally = _Tally(directory, before, now)
-    rows = [_row(row, tally, seconds) for row in directory.rows]
-    rows.sort(key=lambda row: (-row.connections_per_second, -row.active, row.service, row.port, row.family))
-    counted = all(tally.counted.values())
-    notes = [note for note in (mode.counting.limits if counted else mode.counting.missing,) if note]
-    if before.partial or now.partial:
-        notes.append(
-            "there are more tracked flows than can be read in the time allowed: figures are of a part of them"
-        )
-    notes.append("flows that bypass connection tracking, or are tracked in another zone, are not seen")
-    return TrafficReport(node, mode.name, seconds, tuple(rows), tuple(notes))
+    tally = Tally(directory.owners, before, now)
+    ports = sort_ports((_measure_port(row, tally, seconds) for row in directory.rows), "rate")
+    return TrafficReport(node, mode.name, seconds, ports, tuple(tally.list_notes(mode.counting)))
 
 
-class _Tally:
-    """Everything counted, by service port and endpoint."""
+class Tally:
+    """Open and new connections between two readings, by service port and endpoint."""
 
-    def __init__(self, directory: Directory, before: Reading, now: Reading) -> None:
+    def __init__(self, owners: Mapping[str, Owners], before: Reading, now: Reading) -> None:
         self.counted: dict[str, bool] = {}
-        self.active: Counter[tuple[Identity, str]] = Counter()
+        """By IP family: whether the kernel counted new connections."""
+        self.open: Counter[tuple[Identity, str]] = Counter()
         self.new: Counter[tuple[Identity, str]] = Counter()
         """By endpoint; the empty one stands for the service port as a whole."""
+        self.bytes: Counter[Identity] = Counter()
+        """Of both directions, where they are counted."""
         self.seen: dict[Identity, set[str]] = {}
         """The endpoints with any figure, by service port."""
+        self.is_partial = any(count.is_partial for count in (*before.flows.values(), *now.flows.values()))
         for family, flows in now.flows.items():
-            self._flows(directory, family, flows)
+            for (owner, endpoint), number in flows.open.items():
+                self.open[owner, host_port_text(*endpoint)] = number
             counts, earlier = now.counts.get(family), before.counts.get(family)
             self.counted[family] = counts is not None and earlier is not None
             if counts is not None and earlier is not None:
-                self._counts(directory, family, counts, earlier)
-            else:
-                known = {_flow_key(flow) for flow in before.flows.get(family, ())}
-                self._new_flows(directory, family, (flow for flow in flows if _flow_key(flow) not in known))
-        for of, endpoint in self.active.keys() | self.new.keys():
-            if endpoint:
-                self.seen.setdefault(of, set()).add(endpoint)
+                self._add_counts(owners.get(family, {}), counts, earlier)
+            elif family in before.flows:
+                self._add_new(flows, before.flows[family])
+        for owner, place in self.open.keys() | self.new.keys():
+            if place:
+                self.seen.setdefault(owner, set()).add(place)
 
-    def _flows(self, directory: Directory, family: str, flows: Iterable[Flow]) -> None:
-        for flow in flows:
-            found = directory.of_flow(family, flow)
-            if found is not None:
-                self.active[found[0].identity, found[1]] += 1
+    def list_notes(self, counting: Counting) -> Iterator[str]:
+        """Return what the figures do not hold."""
+        note = counting.limits if all(self.counted.values()) else counting.missing
+        if note:
+            yield note
+        if self.is_partial:
+            yield "there are more tracked flows than can be read in the time allowed: figures are of a part of them"
 
-    def _new_flows(self, directory: Directory, family: str, flows: Iterable[Flow]) -> None:
-        for flow in flows:
-            found = directory.of_flow(family, flow)
-            if found is not None:
-                self.new[found[0].identity, found[1]] += 1
-                self.new[found[0].identity, ""] += 1
+    def _add_new(self, flows: FlowCount[Identity], before: FlowCount[Identity]) -> None:
+        for key, (owner, endpoint) in flows.flows.items():
+            if key not in before.flows:
+                self.new[owner, host_port_text(*endpoint)] += 1
+                self.new[owner, ""] += 1
 
-    def _counts(
-        self, directory: Directory, family: str, counts: Sequence[Count], earlier: Sequence[Count]
-    ) -> None:
+    def _add_counts(self, owners: Owners, counts: Sequence[Count], earlier: Sequence[Count]) -> None:
         """A counter that went backwards has started again; some modes count node ports at each address of the node."""
-        before, after = _summed(earlier), _summed(counts)
-        for (protocol, address, port, endpoint), connections in after.items():
-            row = directory.at(family, protocol, address, port) or directory.at(family, protocol, b"", port)
-            if row is not None:
-                past = before.get((protocol, address, port, endpoint), 0)
-                grown = connections - past if connections >= past else connections
-                self.new[row.identity, endpoint] += grown
+        before, after = _sum_counts(earlier), _sum_counts(counts)
+        for key, (connections, size) in after.items():
+            protocol, address, port, endpoint = key
+            owner = owners.get((protocol, address, port)) or owners.get((protocol, b"", port))
+            if owner is not None:
+                past, past_size = before.get(key, (0, 0))
+                self.new[owner, endpoint] += connections - past if connections >= past else connections
+                self.bytes[owner] += size - past_size if size >= past_size else size
 
 
-def _summed(counts: Iterable[Count]) -> Counter[tuple[int, bytes, int, str]]:
-    summed: Counter[tuple[int, bytes, int, str]] = Counter()
+def _sum_counts(counts: Iterable[Count]) -> dict[tuple[int, bytes, int, str], tuple[int, int]]:
+    """Return connections and bytes."""
+    summed: dict[tuple[int, bytes, int, str], tuple[int, int]] = {}
     for count in counts:
-        summed[count.protocol, count.address, count.port, count.endpoint] += count.connections
+        key = (count.protocol, count.address, count.port, count.endpoint)
+        connections, size = summed.get(key, (0, 0))
+        summed[key] = (connections + count.connections, size + count.bytes)
     return summed
 
 
-def _flow_key(flow: Flow) -> _FlowKey:
-    return (flow.protocol, flow.source, flow.source_port, flow.destination, flow.destination_port, flow.id)
-
-
-def _row(row: ServicePortReport, tally: _Tally, seconds: float) -> ServiceTraffic:
-    key = row.identity
-    known = {endpoint.address for endpoint in row.endpoints}
+def _measure_port(port: ServicePortReport, tally: Tally, seconds: float) -> ServicePortReport:
+    """Add the figures; endpoints that are gone and still have connections are listed as well."""
+    key = port.identity
+    known = {endpoint.address for endpoint in port.endpoints}
     gone = [
         EndpointReport(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)
     ]
-    endpoints = (*row.endpoints, *gone)
+    endpoints = (*port.endpoints, *gone)
     new = {endpoint.address: tally.new.get((key, endpoint.address), 0) for endpoint in endpoints}
-    active = {endpoint.address: tally.active.get((key, endpoint.address), 0) for endpoint in endpoints}
-    by_count = any(new.values())
-    shared = new if by_count else active
+    opened = {endpoint.address: tally.open.get((key, endpoint.address), 0) for endpoint in endpoints}
+    counted, by_count = tally.counted.get(port.family, False), any(new.values())
+    shared = new if by_count else opened
     total = sum(shared.values())
-    per_endpoint = by_count or not tally.counted.get(row.family, False)
-    return ServiceTraffic(
-        service=row.service,
-        port=row.port or str(row.number),
-        protocol=row.protocol,
-        family=row.family,
-        state=row.state,
-        connections_per_second=tally.new.get((key, ""), 0) / seconds,
-        counted=tally.counted.get(row.family, False),
-        active=sum(active.values()),
-        endpoints=tuple(
-            EndpointTraffic(
-                address=endpoint.address,
-                node=endpoint.node,
-                used=endpoint.used,
-                connections_per_second=new[endpoint.address] / seconds if per_endpoint else None,
-                active=active[endpoint.address],
-                share=shared[endpoint.address] / total if total else 0.0,
-            )
-            for endpoint in endpoints
-        ),
+    per_endpoint = by_count or not counted
+
+    def measure(address: str) -> Traffic:
+        rate = new[address] / seconds if per_endpoint else None
+        return Traffic(opened[address], rate, counted, shared[address] / total if total else 0.0)
+
+    return msgspec.structs.replace(
+        port,
+        traffic=Traffic(sum(opened.values()), tally.new.get((key, ""), 0) / seconds, counted),
+        endpoints=tuple(msgspec.structs.replace(one, traffic=measure(one.address)) for one in endpoints),
     )
 
 
-def traffic_text(report: TrafficReport, screen: Screen = PLAIN, *, lines: int = 0) -> str:
-    """A table, the busiest first; at most so many of its lines, where a screen has no more."""
-    rows = list(_table_rows(report, screen))
-    hidden = max(0, len(rows) - lines) if lines else 0
-    content: list[str | Table] = [
+def merge_traffic(reports: Mapping[str, TrafficReport]) -> TrafficReport:
+    """Return the figures of several nodes as one: a connection is tracked with its Service on one of them only."""
+    by_port: dict[Identity, list[ServicePortReport]] = {}
+    for _, report in sorted(reports.items()):
+        for port in report.ports:
+            by_port.setdefault(port.identity, []).append(port)
+    modes = dict.fromkeys(report.mode for report in reports.values())
+    notes = dict.fromkeys(note for report in reports.values() for note in report.notes)
+    return TrafficReport(
+        node=format_count(len(reports), "node"),
+        mode="/".join(modes),
+        seconds=max((report.seconds for report in reports.values()), default=0.0),
+        ports=sort_ports(map(_merge_ports, by_port.values()), "rate"),
+        notes=tuple(notes),
+    )
+
+
+def _merge_ports(ports: Sequence[ServicePortReport]) -> ServicePortReport:
+    """One service port as several nodes see it; its state is the worst."""
+    by_address: dict[str, list[EndpointReport]] = {}
+    for port in ports:
+        for endpoint in port.endpoints:
+            by_address.setdefault(endpoint.address, []).append(endpoint)
+    sums = {address: _sum_traffic([one.traffic for one in same]) for address, same in by_address.items()}
+    weights = {address: one.connections_per_second or 0.0 for address, one in sums.items()}
+    if not any(weights.values()):
+        weights = {address: float(one.open) for address, one in sums.items()}
+    total = sum(weights.values())
+    endpoints = tuple(
+        msgspec.structs.replace(
+            same[0],
+            used=any(one.used for one in same),
+            local=False,
+            traffic=msgspec.structs.replace(sums[address], share=weights[address] / total if total else 0.0),
+        )
+        for address, same in by_address.items()
+    )
+    return msgspec.structs.replace(
+        ports[0],
+        state=min((port.state for port in ports), key=WORST_FIRST.index),
+        traffic=_sum_traffic([port.traffic for port in ports]),
+        endpoints=endpoints,
+    )
+
+
+def _sum_traffic(measured: Iterable[Traffic | None]) -> Traffic:
+    known = [one for one in measured if one is not None]
+    rates = [one.connections_per_second for one in known if one.connections_per_second is not None]
+    return Traffic(
+        open=sum(one.open for one in known),
+        connections_per_second=sum(rates) if rates else None,
+        counted=all(one.counted for one in known),
+    )
+
+
+def is_idle(measured: Traffic | None) -> bool:
+    """Whether there is no open and no new connection."""
+    return measured is None or not (measured.open or measured.connections_per_second)
+
+
+def fit_traffic_rows(rows: Iterable[list[str]], screen: Screen) -> list[str]:
+    """Return the heading and these rows as one line each."""
+    return fit_rows([_COLUMNS, *rows], screen, numbers=_NUMBERS, optional=_OPTIONAL)
+
+
+def build_traffic_rows(port: ServicePortReport, screen: Screen) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of one service port, each with the address of its endpoint; that of the port itself is empty."""
+    name = port.service if port.family == "IPv4" else f"{port.service} ({port.family})"
+    yield "", [name, port.port_text, *_build_figures(port.measured), "", "", port.state, "", ""]
+    for endpoint in port.endpoints:
+        measured = endpoint.traffic or Traffic(0, None)
+        if endpoint.used or measured.open:
+            bar = draw_bar(measured.share, screen, _BAR_WIDTH).rstrip()
+            state = "" if endpoint.used else "unused"
+            figures = (*_build_figures(measured), f"{measured.share:.0%}", bar)
+            yield (
+                endpoint.address,
+                [f"  {endpoint.address}", "", *figures, state, endpoint.pod, endpoint.node],
+            )
+
+
+def _build_figures(measured: Traffic) -> tuple[str, str]:
+    rate = measured.connections_per_second
+    text = "-" if rate is None else f"{rate:.1f}" if measured.counted else f">={rate:.1f}"
+    return text, str(measured.open)
+
+
+def render_traffic(report: TrafficReport, screen: Screen = PLAIN) -> str:
+    """Return the table, the busiest first, and what its figures do not hold."""
+    content = [
         f"{report.node}, {report.mode} mode, over {report.seconds:.1f} s",
         "",
-        Table(
-            [["SERVICE, ENDPOINT", "PORT", "CONN/S", "ACTIVE", "SHARE"], *rows[: len(rows) - hidden]],
-            numbers=frozenset((2, 3)),
+        *fit_traffic_rows(
+            (row for port in report.ports for _, row in build_traffic_rows(port, screen)), screen
         ),
+        "",
+        *(f"! {note}" for note in report.notes),
     ]
-    if hidden:
-        content.append(f"and {hidden} more lines; name Services, or use --once, to see them")
-    content += ["", *(f"! {note}" for note in report.notes)]
-    return laid_out(content, screen)
-
-
-def _table_rows(report: TrafficReport, screen: Screen) -> Iterator[list[str]]:
-    for row in report.rows:
-        rate = f"{row.connections_per_second:.1f}"
-        name = row.service if row.family == "IPv4" else f"{row.service} ({row.family})"
-        yield [name, f"{row.port}/{row.protocol}", rate if row.counted else f">={rate}", str(row.active), ""]
-        for endpoint in row.endpoints:
-            if not endpoint.used and not endpoint.active:
-                continue
-            drawn = bar(endpoint.share, screen, _BAR_WIDTH).rstrip()
-            rate = (
-                "-" if endpoint.connections_per_second is None else f"{endpoint.connections_per_second:.1f}"
-            )
-            yield [f"  {endpoint.address}", "", rate, str(endpoint.active), f"{endpoint.share:4.0%} {drawn}"]
+    return lay_out(content, screen)

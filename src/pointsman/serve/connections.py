@@ -125,7 +125,7 @@ class Connections:
         self.idle_seconds = idle_seconds
         self._max_unsent_bytes = max_unsent_bytes
         self._clock = clock
-        descriptors = descriptor_limit()
+        descriptors = read_descriptor_limit()
         self._remote = _Group(min(max_remote, max(_MIN_LIMIT, descriptors // _REMOTE_PART)))
         self._local = _Group(min(max_local, max(_MIN_LIMIT, descriptors // _LOCAL_PART)))
         self._group_of: dict[Closable, _Group] = {}
@@ -200,5 +200,5 @@ class Connections:
         connection.abort()
 
 
-def descriptor_limit() -> int:
+def read_descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

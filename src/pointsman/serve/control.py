@@ -15,8 +15,7 @@ from typing import Final
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.handlers import route, with_deadline
-from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.messages import Handler, Request, Response, route, text_response, with_deadline
 from pointsman.serve.server import HttpServer
 
 REQUEST_TIMEOUT_SECONDS: Final = 120.0

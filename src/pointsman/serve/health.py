@@ -29,7 +29,7 @@ _SECOND = 1_000_000_000
 _NEVER = "0001-01-01T00:00:00Z"
 
 
-def rfc3339_nano(moment: Nanoseconds | None) -> str:
+def format_rfc3339_nano(moment: Nanoseconds | None) -> str:
     """Format a Unix time in UTC as Go does in JSON: no trailing zeros, the zero time for None."""
     if moment is None:
         return _NEVER
@@ -92,8 +92,8 @@ class HealthView:
         # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
         last_updated = now if is_good else max(self._last_updated.values(), default=None)
         document: dict[str, object] = {
-            "lastUpdated": rfc3339_nano(last_updated),
-            "currentTime": rfc3339_nano(now),
+            "lastUpdated": format_rfc3339_nano(last_updated),
+            "currentTime": format_rfc3339_nano(now),
             **extra,
             "healthy": is_healthy,
         }
@@ -113,7 +113,7 @@ class HealthView:
 
     def _describe_family(self, family: Family, progress: Condition) -> dict[str, object]:
         return {
-            "lastUpdated": rfc3339_nano(self._last_updated.get(family)),
+            "lastUpdated": format_rfc3339_nano(self._last_updated.get(family)),
             "healthy": progress.is_true,
             **({} if progress.is_true else {"reason": progress.message}),
         }

@@ -12,21 +12,28 @@ import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
-from pointsman.serve.connections import RESERVED_DESCRIPTORS, Connections, descriptor_limit
-from pointsman.serve.handlers import with_deadline
-from pointsman.serve.messages import Handler
+from pointsman.serve.connections import RESERVED_DESCRIPTORS, Connections, read_descriptor_limit
+from pointsman.serve.messages import Handler, with_deadline
 from pointsman.serve.server import HttpServer
+from pointsman.serve.streams import PlainStream
+
+if TYPE_CHECKING:
+    from pointsman.serve.tls import ServerTls
 
 RETRY_SECONDS: Final = 5.0
 _BACKLOG: Final = 4096
 """As long as Go's: a flood of new connections must not make the kernel drop those of probes."""
 
 _log = get_log(__name__)
+
+
+class CertificateUnusable(PointsmanError):
+    """There is no certificate to serve with; the message names flag and file."""
 
 
 class BindFailed(PointsmanError):
@@ -72,7 +79,7 @@ def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.so
 def _open_listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if sock.fileno() >= descriptor_limit() - RESERVED_DESCRIPTORS:
+        if sock.fileno() >= read_descriptor_limit() - RESERVED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -99,6 +106,7 @@ class Listener:
         on_settled: Callable[[bool], None] = lambda _listens: None,
         connections: Connections | None = None,
         retry_seconds: float = RETRY_SECONDS,
+        tls: ServerTls | None = None,
     ) -> None:
         """`on_bind_failure` is called after every failed attempt, `on_settled` when they end, with whether it listens."""
         self._name, self._handler = name, handler
@@ -107,6 +115,7 @@ class Listener:
         self._last_failure = ""
         self._connections = Connections() if connections is None else connections
         self._retry_seconds = retry_seconds
+        self._tls = tls
         self._address = ""
         self._server: HttpServer | None = None
         self._retry: asyncio.Task[None] | None = None
@@ -174,7 +183,11 @@ class Listener:
     def _open(self, address: str) -> socket.socket:
         host, port = parse_bind_address(address)
         try:
+            if self._tls is not None:
+                self._tls.load()
             return open_socket(host, port)
+        except CertificateUnusable as error:
+            raise BindFailed(f"failed to start {self._name} on {address}: {error}", address) from error
         except OSError as error:
             raise BindFailed(
                 f"failed to start {self._name} on {address}: {error.strerror}; "
@@ -183,7 +196,8 @@ class Listener:
             ) from error
 
     def _serve(self, sock: socket.socket) -> None:
-        self._server = HttpServer(with_deadline(self._handler), self._connections)
+        open_stream = PlainStream if self._tls is None else self._tls.open_stream
+        self._server = HttpServer(with_deadline(self._handler), self._connections, open_stream)
         self._server.serve([sock])
 
     async def _keep_trying(self) -> None:

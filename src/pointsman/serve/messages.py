@@ -1,13 +1,22 @@
-"""HTTP requests and responses as plain values, each complete before it is passed on."""
+"""HTTP requests and responses as plain values, and handlers around handlers: routing, deadlines, restrictions on clients.
+
+The served ports have no authentication unless --secure-metrics asks for it (`authorization`). Pages that hold more than metrics are restricted in two ways: some to clients on
+loopback, and all to requests that name this host by an address. A web page can lead a browser on the node to loopback
+(DNS rebinding): the connection is local then, but the Host header holds the attacker's name.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from pointsman.model.addresses import is_loopback
+from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
+
+REQUEST_TIMEOUT_SECONDS: Final = 10.0
 
 
 class Query(Mapping[str, str]):
@@ -32,6 +41,15 @@ class Query(Mapping[str, str]):
         return len(self._values)
 
 
+class ClientCertificate(msgspec.Struct, frozen=True):
+    """What a verified client certificate says."""
+
+    user: str
+    groups: tuple[str, ...]
+    expires: float
+    """Unix time."""
+
+
 class Client(msgspec.Struct, frozen=True):
     """The other end of a connection."""
 
@@ -42,6 +60,7 @@ class Client(msgspec.Struct, frozen=True):
     """Its user ID, known at a Unix socket only."""
     is_local: bool = False
     """On this node."""
+    certificate: ClientCertificate | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -59,6 +78,8 @@ class Request(msgspec.Struct, frozen=True):
     """The Host header; empty where an HTTP/1.0 client sent none."""
     body: bytes
     client: Client
+    authorization: str = ""
+    """The Authorization header."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -91,3 +112,54 @@ def split_target(target: str) -> tuple[str, Query]:
         target = "/" + rest.partition("/")[2]
     path, _, query = target.partition("?")
     return unquote(path), Query(query)
+
+
+def route(routes: Mapping[str, Handler]) -> Handler:
+    """Dispatch by exact path; any other is 404, in Go's wording."""
+
+    async def dispatch(request: Request) -> Response:
+        handler = routes.get(request.path)
+        if handler is None:
+            return text_response("404 page not found\n", 404)
+        return await handler(request)
+
+    return dispatch
+
+
+def with_deadline(handler: Handler, seconds: float = REQUEST_TIMEOUT_SECONDS) -> Handler:
+    """Answer 503 when the handler takes longer."""
+
+    async def bounded(request: Request) -> Response:
+        try:
+            async with asyncio.timeout(seconds):
+                return await handler(request)
+        except TimeoutError:
+            return text_response("timeout: the request took too long\n", 503)
+
+    return bounded
+
+
+def require_address(handler: Handler) -> Handler:
+    """Answer only requests whose Host header is an IP address or `localhost`."""
+
+    async def guarded(request: Request) -> Response:
+        host, _ = split_host_port(request.host) or (request.host.removeprefix("[").removesuffix("]"), "")
+        if host != "localhost" and address_from_text(host) is None:
+            return text_response("open this page by IP address or as localhost\n", 403)
+        return await handler(request)
+
+    return guarded
+
+
+def require_loopback(handler: Handler) -> Handler:
+    """Answer only clients on loopback: a shell on the node, or `kubectl port-forward`."""
+
+    async def guarded(request: Request) -> Response:
+        if not request.client.is_loopback:
+            return text_response(
+                "shown to loopback connections only: ask on the node itself or through kubectl port-forward\n",
+                403,
+            )
+        return await handler(request)
+
+    return require_address(guarded)

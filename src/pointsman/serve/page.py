@@ -14,17 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pointsman.serve.handlers import require_address, require_loopback
-from pointsman.serve.messages import Handler, Request, Response, reply
+from pointsman.serve.messages import Handler, Request, Response, reply, require_address, require_loopback
 
 _FILES: Final = Path(__file__).with_name("page_files")
+_SCRIPTS: Final = ("elements.js", "timeline.js", "services.js", "page.js")
+"""In this order they are one script."""
 
 
-def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
+def build_page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
     """`/` and its data: /status.json for anyone who may read metrics, everything else for loopback."""
-    body = _document()
+    style, script = _read_file("page.css"), "".join(map(_read_file, _SCRIPTS))
+    body = _build_document(style, script)
     headers = {
-        "Content-Security-Policy": _policy(),
+        "Content-Security-Policy": _build_policy(style, script),
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",
         "X-Frame-Options": "DENY",
@@ -40,25 +42,26 @@ def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
     return {"/": page, **guarded}
 
 
-def _part(name: str) -> str:
+def _read_file(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
 
 
-def _document() -> bytes:
+def _build_document(style: str, script: str) -> bytes:
     return (
-        _part("page.html")
-        .replace("<!-- style -->", f"<style>{_part('page.css')}</style>")
-        .replace("<!-- script -->", f"<script>{_part('page.js')}</script>")
+        _read_file("page.html")
+        .replace("<!-- style -->", f"<style>{style}</style>")
+        .replace("<!-- script -->", f"<script>{script}</script>")
         .encode()
     )
 
 
-def _policy() -> str:
-    def hashed(text: str) -> str:
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        return f"'sha256-{digest}'"
-
+def _build_policy(style: str, script: str) -> str:
     return (
-        f"default-src 'none'; style-src {hashed(_part('page.css'))}; script-src {hashed(_part('page.js'))}; "
+        f"default-src 'none'; style-src {_build_hash(style)}; script-src {_build_hash(script)}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+def _build_hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType
+from typing import Final
 
 import msgspec
+from prometheus_client import Counter
 
 from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
-from pointsman.serve.debug import debug_routes
-from pointsman.serve.handlers import require_address
 from pointsman.serve.health import HealthView
-from pointsman.serve.messages import Handler, Request, Response, reply, text_response
+from pointsman.serve.messages import (
+    Handler,
+    Request,
+    Response,
+    reply,
+    require_address,
+    require_loopback,
+    text_response,
+)
 
 _NOTICE = (
     "Warning: this page is meant for people. Its layout may change at any time; do not build tools on it.\n"
 )
 _SECOND = 1_000_000_000
+_MAX_VERBOSITY_BYTES: Final = 16
+_INDEX: Final = """/debug/pprof/ of pointsman
+
+/debug/pprof/goroutine   stacks of all threads and tasks
+/debug/flags/v           PUT a number to set the log verbosity
+"""
 
 
-def health_routes(health: HealthView, metrics: Metrics) -> dict[str, Handler]:
+def _ignore_request(build: Callable[[], Response]) -> Handler:
+    """Return a handler whose response does not depend on the request."""
+
+    async def handler(_request: Request) -> Response:
+        return build()
+
+    return handler
+
+
+def build_health_routes(health: HealthView, metrics: Metrics) -> dict[str, Handler]:
     """Build /healthz, /livez and /readyz; the first two are counted by their status."""
 
-    async def healthz(_request: Request) -> Response:
-        answer = health.healthz()
-        metrics.served.healthz.labels(code=str(answer.status)).inc()
+    def count(answer: Response, counter: Counter) -> Response:
+        counter.labels(code=str(answer.status)).inc()
         return answer
 
-    async def livez(_request: Request) -> Response:
-        answer = health.livez()
-        metrics.served.livez.labels(code=str(answer.status)).inc()
-        return answer
-
-    async def readyz(_request: Request) -> Response:
-        return health.readyz()
-
-    return {"/healthz": healthz, "/livez": livez, "/readyz": readyz}
+    return {
+        "/healthz": _ignore_request(lambda: count(health.healthz(), metrics.served.healthz)),
+        "/livez": _ignore_request(lambda: count(health.livez(), metrics.served.livez)),
+        "/readyz": _ignore_request(health.readyz),
+    }
 
 
 class Pages(msgspec.Struct, frozen=True):
@@ -54,30 +76,18 @@ class Pages(msgspec.Struct, frozen=True):
     """Further routes, such as the status page at `/`."""
 
 
-def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
+def build_description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     """Build the pages that describe the process, without restrictions."""
-
-    async def exposition(_request: Request) -> Response:
-        return reply(metrics.render(), CONTENT_TYPE)
-
-    async def configz(_request: Request) -> Response:
-        return reply(pages.configuration(), "application/json")
-
-    async def flagz(_request: Request) -> Response:
-        return text_response(format_flagz(pages.flags()))
-
-    return {"/metrics": exposition, "/configz": configz, "/flagz": flagz}
+    return {
+        "/metrics": _ignore_request(lambda: reply(metrics.render(), CONTENT_TYPE)),
+        "/configz": _ignore_request(lambda: reply(pages.configuration(), "application/json")),
+        "/flagz": _ignore_request(lambda: text_response(format_flagz(pages.flags()))),
+    }
 
 
-def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
+def build_metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     """Build all routes of the metrics port."""
-    described = description_routes(metrics, pages)
-
-    async def slis(_request: Request) -> Response:
-        return reply(metrics.render_slis(), CONTENT_TYPE)
-
-    async def ping(_request: Request) -> Response:
-        return text_response("ok")
+    described = build_description_routes(metrics, pages)
 
     async def healthz(request: Request) -> Response:
         metrics.served.check_result.labels(name="ping", type="healthz").set(1)
@@ -86,29 +96,22 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
             return text_response("ok")
         return text_response(format_healthz(request.query.getall("exclude")))
 
-    async def proxy_mode(_request: Request) -> Response:
-        return text_response(metrics.mode)
-
     routes: dict[str, Handler] = {
         "/metrics": described["/metrics"],
-        "/metrics/slis": slis,
+        "/metrics/slis": _ignore_request(lambda: reply(metrics.render_slis(), CONTENT_TYPE)),
         "/healthz": healthz,
-        "/healthz/ping": ping,
-        "/proxyMode": proxy_mode,
+        "/healthz/ping": _ignore_request(lambda: text_response("ok")),
+        "/proxyMode": _ignore_request(lambda: text_response(metrics.mode)),
         "/configz": require_address(described["/configz"]),
         **pages.extra,
     }
     if pages.gates.enabled("ComponentFlagz"):
         routes["/flagz"] = require_address(described["/flagz"])
     if pages.profiling:
-        routes |= debug_routes(pages.set_verbosity)
+        routes |= build_debug_routes(pages.set_verbosity)
     if pages.gates.enabled("ComponentStatusz"):
         statusz = make_statusz(pages.version, sorted({*routes, "/statusz"}))
-
-        async def statusz_page(_request: Request) -> Response:
-            return text_response(statusz())
-
-        routes["/statusz"] = require_address(statusz_page)
+        routes["/statusz"] = require_address(_ignore_request(lambda: text_response(statusz())))
     return routes
 
 
@@ -161,3 +164,52 @@ def make_statusz(
         )
 
     return page
+
+
+def build_debug_routes(set_verbosity: Callable[[int], None]) -> dict[str, Handler]:
+    """Build the routes for stacks and for the log verbosity, only for clients on loopback: stacks show what a node does.
+
+    kube-proxy serves Go's profiles under /debug/pprof/, in a format of Go's own. Of those, only the text of all stacks makes
+    sense for this process; a sampling profiler attaches from outside (docs/metrics.md).
+    """
+
+    async def verbosity(request: Request) -> Response:
+        if request.method != "PUT":
+            return text_response("use PUT with the verbosity as the body\n", 406)
+        body = request.body[:_MAX_VERBOSITY_BYTES]
+        try:
+            level = int(body)
+        except ValueError:
+            return text_response(f"verbosity {body.decode(errors='replace')!r}: write a number\n", 400)
+        set_verbosity(level)
+        return text_response(f"successfully set verbosity to {level}\n")
+
+    index = _ignore_request(lambda: text_response(_INDEX))
+    routes: dict[str, Handler] = {
+        "/debug/pprof": index,
+        "/debug/pprof/": index,
+        "/debug/pprof/goroutine": _ignore_request(lambda: text_response(format_stacks())),
+        "/debug/flags/v": verbosity,
+    }
+    return {path: require_loopback(handler) for path, handler in routes.items()}
+
+
+def format_stacks() -> str:
+    """Return the stacks of all threads, then of all asyncio tasks of this loop."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [
+        f"thread {names.get(ident, ident)}\n{_format_frames(frame)}"
+        for ident, frame in sys._current_frames().items()
+    ]
+    for task in asyncio.all_tasks():
+        frames = task.get_stack()
+        parts.append(f"task {task.get_name()}\n{_format_frames(frames[-1] if frames else None)}")
+    return "\n".join(parts)
+
+
+def _format_frames(frame: FrameType | None) -> str:
+    lines: list[str] = []
+    while frame is not None:
+        lines.append(f"    {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}\n")
+        frame = frame.f_back
+    return "".join(lines)

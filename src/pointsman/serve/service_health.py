@@ -16,9 +16,8 @@ import msgspec
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.handlers import with_deadline
 from pointsman.serve.listeners import open_socket
-from pointsman.serve.messages import Request, Response, reply
+from pointsman.serve.messages import Request, Response, reply, with_deadline
 from pointsman.serve.server import HttpServer
 
 _log = get_log(__name__)

@@ -56,11 +56,11 @@ def admit(item: KubeObject) -> Admitted | Refused:
         return Refused([f"metadata: name and namespace have at most {_MAX_NAME_CHARACTERS} characters"])
     match item:
         case Service():
-            return _service(_with_namespace(item))
+            return _admit_service(_with_namespace(item))
         case EndpointSlice():
-            return _endpoint_slice(_with_namespace(item))
+            return _admit_slice(_with_namespace(item))
         case ServiceCIDR():
-            return _service_cidr(item)
+            return _admit_service_cidr(item)
         case Node():
             return Admitted(item)
 
@@ -74,26 +74,30 @@ def _with_namespace(item: _Namespaced) -> _Namespaced:
     return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, namespace="default"))
 
 
-def _service(service: Service) -> Admitted | Refused:
+def _admit_service(service: Service) -> Admitted | Refused:
     spec = service.spec
-    problems = _choice("spec.type", spec.type, _SERVICE_TYPES)
-    problems += _choice("spec.sessionAffinity", spec.session_affinity, ("None", "ClientIP"))
-    problems += _choice("spec.internalTrafficPolicy", spec.internal_traffic_policy or "Cluster", _POLICIES)
-    problems += _choice("spec.externalTrafficPolicy", spec.external_traffic_policy or "Cluster", _POLICIES)
+    problems = _check_choice("spec.type", spec.type, _SERVICE_TYPES)
+    problems += _check_choice("spec.sessionAffinity", spec.session_affinity, ("None", "ClientIP"))
+    problems += _check_choice(
+        "spec.internalTrafficPolicy", spec.internal_traffic_policy or "Cluster", _POLICIES
+    )
+    problems += _check_choice(
+        "spec.externalTrafficPolicy", spec.external_traffic_policy or "Cluster", _POLICIES
+    )
     if spec.type == "ExternalName":
         return Refused(problems) if problems else Admitted(service)
-    cluster_ips, families = _cluster_ips(spec, problems)
-    ports = [_service_port(entry, index, problems) for index, entry in enumerate(spec.ports or ())]
+    cluster_ips, families = _check_cluster_ips(spec, problems)
+    ports = [_admit_port(entry, index, problems) for index, entry in enumerate(spec.ports or ())]
     headless = cluster_ips == ["None"]
     if not ports and not headless:
         problems.append("spec.ports: required")
-    problems += _port_conflicts(ports)
+    problems += _find_port_conflicts(ports)
     external = spec.type in ("NodePort", "LoadBalancer") or bool(spec.external_ips)
     if spec.external_traffic_policy and not external:
         problems.append(
             "spec.externalTrafficPolicy: only with type NodePort or LoadBalancer, or with externalIPs"
         )
-    affinity = _affinity(spec, problems)
+    affinity = _complete_affinity(spec, problems)
     if problems:
         return Refused(problems)
     defaulted = msgspec.structs.replace(
@@ -106,10 +110,10 @@ def _service(service: Service) -> Admitted | Refused:
         internal_traffic_policy=spec.internal_traffic_policy or "Cluster",
         external_traffic_policy=(spec.external_traffic_policy or "Cluster") if external else None,
     )
-    return Admitted(msgspec.structs.replace(service, spec=defaulted), _unallocated(defaulted))
+    return Admitted(msgspec.structs.replace(service, spec=defaulted), _find_unallocated(defaulted))
 
 
-def _cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], list[str]]:
+def _check_cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], list[str]]:
     """The cluster IPs and their families; empty, with a problem noted, when they cannot be used."""
     texts = list(spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else []))
     if not texts:
@@ -136,20 +140,20 @@ def _cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], lis
     return texts, families
 
 
-def _service_port(entry: ServicePortSpec, index: int, problems: list[str]) -> ServicePortSpec:
+def _admit_port(entry: ServicePortSpec, index: int, problems: list[str]) -> ServicePortSpec:
     field = f"spec.ports[{index}]"
     protocol = entry.protocol or "TCP"
-    problems += _choice(f"{field}.protocol", protocol, _PROTOCOLS)
-    problems += _port_number(f"{field}.port", entry.port)
+    problems += _check_choice(f"{field}.protocol", protocol, _PROTOCOLS)
+    problems += _check_port(f"{field}.port", entry.port)
     if entry.node_port:
-        problems += _port_number(f"{field}.nodePort", entry.node_port)
+        problems += _check_port(f"{field}.nodePort", entry.node_port)
     target = entry.target_port
     if isinstance(target, int) and target:
-        problems += _port_number(f"{field}.targetPort", target)
+        problems += _check_port(f"{field}.targetPort", target)
     return msgspec.structs.replace(entry, protocol=protocol, target_port=target or entry.port)
 
 
-def _port_conflicts(ports: list[ServicePortSpec]) -> list[str]:
+def _find_port_conflicts(ports: list[ServicePortSpec]) -> list[str]:
     problems = []
     names: set[str] = set()
     numbers: set[tuple[str, int]] = set()
@@ -165,7 +169,7 @@ def _port_conflicts(ports: list[ServicePortSpec]) -> list[str]:
     return problems
 
 
-def _affinity(spec: ServiceSpec, problems: list[str]) -> SessionAffinityConfig | None:
+def _complete_affinity(spec: ServiceSpec, problems: list[str]) -> SessionAffinityConfig | None:
     if spec.session_affinity != "ClientIP":
         return None
     config = spec.session_affinity_config
@@ -182,7 +186,7 @@ def _affinity(spec: ServiceSpec, problems: list[str]) -> SessionAffinityConfig |
     return SessionAffinityConfig(ClientIPConfig(seconds))
 
 
-def _unallocated(spec: ServiceSpec) -> list[str]:
+def _find_unallocated(spec: ServiceSpec) -> list[str]:
     """Return notices about what an API server would have allocated and the file does not set."""
     if spec.type != "NodePort":
         return []
@@ -193,24 +197,24 @@ def _unallocated(spec: ServiceSpec) -> list[str]:
     ]
 
 
-def _endpoint_slice(item: EndpointSlice) -> Admitted | Refused:
-    problems = _choice("addressType", item.address_type, ("IPv4", "IPv6", "FQDN"))
+def _admit_slice(item: EndpointSlice) -> Admitted | Refused:
+    problems = _check_choice("addressType", item.address_type, ("IPv4", "IPv6", "FQDN"))
     if not item.metadata.label(SERVICE_NAME_LABEL):
         problems.append(f"metadata.labels[{SERVICE_NAME_LABEL}]: required; it names the Service")
     for index, endpoint in enumerate(item.endpoints or ()):
         if not endpoint.addresses:
             problems.append(f"endpoints[{index}].addresses: required")
         elif item.address_type in ("IPv4", "IPv6"):
-            problems += _endpoint_addresses(
+            problems += _check_addresses(
                 f"endpoints[{index}].addresses", endpoint.addresses, item.address_type
             )
     ports: list[SlicePort] = []
     names: set[str] = set()
     for index, entry in enumerate(item.ports or ()):
         port = SlicePort(entry.name or "", entry.protocol or "TCP", entry.port)
-        problems += _choice(f"ports[{index}].protocol", port.protocol or "", _PROTOCOLS)
+        problems += _check_choice(f"ports[{index}].protocol", port.protocol or "", _PROTOCOLS)
         if port.port is not None:
-            problems += _port_number(f"ports[{index}].port", port.port)
+            problems += _check_port(f"ports[{index}].port", port.port)
         if port.name in names:
             problems.append(f"ports[{index}].name: {port.name!r} is used twice")
         names.add(port.name or "")
@@ -218,7 +222,7 @@ def _endpoint_slice(item: EndpointSlice) -> Admitted | Refused:
     return Refused(problems) if problems else Admitted(msgspec.structs.replace(item, ports=ports))
 
 
-def _endpoint_addresses(field: str, texts: Iterable[str], address_type: str) -> list[str]:
+def _check_addresses(field: str, texts: Iterable[str], address_type: str) -> list[str]:
     problems = []
     for index, text in enumerate(texts):
         address = address_from_text(text)
@@ -227,7 +231,7 @@ def _endpoint_addresses(field: str, texts: Iterable[str], address_type: str) -> 
     return problems
 
 
-def _service_cidr(item: ServiceCIDR) -> Admitted | Refused:
+def _admit_service_cidr(item: ServiceCIDR) -> Admitted | Refused:
     problems = [
         f"spec.cidrs[{index}]: {text!r} is not a CIDR"
         for index, text in enumerate(item.spec.cidrs or ())
@@ -236,9 +240,9 @@ def _service_cidr(item: ServiceCIDR) -> Admitted | Refused:
     return Refused(problems) if problems else Admitted(item)
 
 
-def _choice(field: str, value: str, choices: tuple[str, ...]) -> list[str]:
+def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> list[str]:
     return [] if value in choices else [f"{field}: {value!r}: use one of {', '.join(choices)}"]
 
 
-def _port_number(field: str, value: int) -> list[str]:
+def _check_port(field: str, value: int) -> list[str]:
     return [] if 1 <= value <= 65535 else [f"{field}: {value} must be within 1..65535"]

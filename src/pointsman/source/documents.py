@@ -62,7 +62,7 @@ class Parsed:
         if reference.key:
             self.refused.add((reference.kind, reference.key))
         if len(self.rejected) < MAX_FINDINGS_PER_FILE:
-            self.rejected.append(rejected(code, reference, detail))
+            self.rejected.append(build_rejection(code, reference, detail))
         else:
             self.truncated += 1
 
@@ -75,21 +75,21 @@ class Parsed:
         return [*self.rejected, *self.notices]
 
 
-def rejected(code: Code, reference: ObjectReference, detail: str) -> Finding:
+def build_rejection(code: Code, reference: ObjectReference, detail: str) -> Finding:
     """Return the finding about an object, or a file, that cannot be used."""
     return Finding(code, Severity.ERROR, reference, {"detail": detail[:_MAX_MESSAGE_CHARACTERS]})
 
 
-def unreadable_file(name: str, detail: str) -> Finding:
-    return rejected(Code.UNREADABLE, ObjectReference(FILE, name, place=name), detail)
+def build_unreadable_file(name: str, detail: str) -> Finding:
+    return build_rejection(Code.UNREADABLE, ObjectReference(FILE, name, place=name), detail)
 
 
 def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
     """Parse a file; `name` is its name for the messages. Never raises: what cannot be read is in the result."""
     try:
-        documents = _documents(data)
+        documents = _load(data)
     except YamlError as error:
-        return Parsed(rejected=[unreadable_file(name, str(error))], readable=False)
+        return Parsed(rejected=[build_unreadable_file(name, str(error))], readable=False)
     parsed = Parsed()
     for where, document, listed_kind in _flatten(documents, name):
         try:
@@ -100,7 +100,7 @@ def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
     return parsed
 
 
-def _documents(data: bytes) -> list[Any]:
+def _load(data: bytes) -> list[Any]:
     if data.lstrip()[:1] == b"{":
         try:
             return [msgspec.json.decode(data)]
@@ -139,7 +139,7 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
         return
     group, versions, struct = _KINDS[kind]
     version = document.get("apiVersion") or (versions[0] if listed_kind else "")
-    key = _key(document, namespaced=struct in (Service, EndpointSlice))
+    key = _find_key(document, namespaced=struct in (Service, EndpointSlice))
     reference = ObjectReference(kind, key, place=where)
     if version not in versions:
         if isinstance(version, str) and _group(version) != group and version:
@@ -151,7 +151,7 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
     try:
         item: KubeObject = msgspec.convert(document, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        parsed.reject(Code.UNDECODABLE, reference, _field_first(str(error)))
+        parsed.reject(Code.UNDECODABLE, reference, _put_field_first(str(error)))
         return
     admitted = admission(item)
     if isinstance(admitted, Admitted):
@@ -182,7 +182,7 @@ def _group(api_version: str) -> str:
     return api_version.rpartition("/")[0]
 
 
-def _key(document: dict[Any, Any], *, namespaced: bool) -> str:
+def _find_key(document: dict[Any, Any], *, namespaced: bool) -> str:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return ""
@@ -191,7 +191,7 @@ def _key(document: dict[Any, Any], *, namespaced: bool) -> str:
     return f"{namespace}/{name}" if namespaced else name
 
 
-def _field_first(error: str) -> str:
+def _put_field_first(error: str) -> str:
     """Turn "what - at `$.path`" around: the path is what a reader looks for."""
     what, separator, place = error.rpartition(" - at `$.")
     return f"{place.rstrip('`')}: {what}" if separator else error

@@ -18,7 +18,13 @@ import msgspec
 from pointsman.files import Signature, read_file, signature_from
 from pointsman.model.findings import Code, Finding, ObjectReference
 from pointsman.model.objects import Delete, KubeObject, Node, Service, SourceEvent, Upsert
-from pointsman.source.documents import MAX_FINDINGS_PER_FILE, Parsed, parse, rejected, unreadable_file
+from pointsman.source.documents import (
+    MAX_FINDINGS_PER_FILE,
+    Parsed,
+    build_rejection,
+    build_unreadable_file,
+    parse,
+)
 from pointsman.text import escape
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -54,7 +60,7 @@ def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
     owners: dict[Identity, Path] = {}
     findings: list[Finding] = []
     for path in paths:
-        found, odd = _standard_input() if path == STANDARD_INPUT else _below(path)
+        found, odd = _load_standard_input() if path == STANDARD_INPUT else _load_below(path)
         findings += odd
         for item in found:
             identity = (type(item), item.metadata.key)
@@ -64,21 +70,21 @@ def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
             else:
                 first = escape(str(owner))
                 message = f"already in {first}, which counts"
-                findings.append(_duplicate(identity, message, escape(str(path))))
+                findings.append(_build_duplicate(identity, message, escape(str(path))))
     return list(objects.values()), findings
 
 
-def _below(path: Path) -> tuple[list[KubeObject], list[Finding]]:
+def _load_below(path: Path) -> tuple[list[KubeObject], list[Finding]]:
     reading = ManifestFiles(path).read()
     objects = [change.object for change in reading.changes if isinstance(change, Upsert)]
     return objects, [*reading.rejected, *reading.notices]
 
 
-def _standard_input() -> tuple[list[KubeObject], list[Finding]]:
+def _load_standard_input() -> tuple[list[KubeObject], list[Finding]]:
     name = "standard input"
     data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        return [], [unreadable_file(name, f"larger than {MAX_FILE_BYTES >> 20} MiB")]
+        return [], [build_unreadable_file(name, f"larger than {MAX_FILE_BYTES >> 20} MiB")]
     parsed = parse(data, name)
     return list(_with_last_good({}, parsed, name).values()), parsed.findings
 
@@ -107,17 +113,17 @@ class ManifestFiles:
     def read(self) -> ManifestReading:
         """Read what changed since the last time."""
         try:
-            paths = _manifest_files(self._path)
+            paths = _list_files(self._path)
         except OSError as error:
-            return self._reading((_cannot_be_read(self._name(self._path), error),), {}, found=False)
+            return self._build_reading((_build_unreadable(self._name(self._path), error),), {}, found=False)
         for path in set(self._files) - set(paths):
             del self._files[path]
         for path in paths:
             self._update(path, self._files.setdefault(path, _File()))
         merged, duplicates = self._merge(paths)
-        return self._reading(duplicates, merged, found=True)
+        return self._build_reading(duplicates, merged, found=True)
 
-    def _reading(
+    def _build_reading(
         self, rejections: Iterable[Finding], objects: Mapping[Identity, KubeObject], *, found: bool
     ) -> ManifestReading:
         """With an unreadable path everything stays as it was: a mount may bring it back."""
@@ -145,7 +151,7 @@ class ManifestFiles:
             parsed = parse(read_file(path, MAX_FILE_BYTES), name)
         except OSError as error:
             file.signature = None
-            file.parsed = Parsed(rejected=[_cannot_be_read(name, error)], readable=False)
+            file.parsed = Parsed(rejected=[_build_unreadable(name, error)], readable=False)
             return
         file.signature, file.parsed = signature, parsed
         if parsed.readable:
@@ -162,7 +168,7 @@ class ManifestFiles:
                     merged[identity] = item
                 elif len(duplicates) < MAX_FINDINGS_PER_FILE:
                     message = f"already in {self._name(owner)}, which counts"
-                    duplicates.append(_duplicate(identity, message, self._name(path)))
+                    duplicates.append(_build_duplicate(identity, message, self._name(path)))
         return merged, duplicates
 
     def _diff(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
@@ -220,12 +226,12 @@ def _with_last_good(
     return objects
 
 
-def _duplicate(identity: Identity, detail: str, place: str) -> Finding:
+def _build_duplicate(identity: Identity, detail: str, place: str) -> Finding:
     reference = ObjectReference(identity[0].__name__, identity[1], place=place)
-    return rejected(Code.DUPLICATE, reference, detail)
+    return build_rejection(Code.DUPLICATE, reference, detail)
 
 
-def _manifest_files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     """The file itself, or the manifests directly inside a directory, sorted; hidden and editors' files left out."""
     if not path.is_dir():
         path.stat()
@@ -248,5 +254,5 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _cannot_be_read(name: str, error: OSError) -> Finding:
-    return unreadable_file(name, f"cannot be read: {error.strerror or error}")
+def _build_unreadable(name: str, error: OSError) -> Finding:
+    return build_unreadable_file(name, f"cannot be read: {error.strerror or error}")

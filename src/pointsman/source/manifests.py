@@ -91,9 +91,9 @@ class ManifestSource:
         """Update the status and report new findings."""
         status = self._status
         if reading.rejected:
-            status.failed(render_finding(reading.rejected[0]))
+            status.note_failure(render_finding(reading.rejected[0]))
         else:
-            status.heard(self._clock())
+            status.note_data(self._clock())
         status.connected = reading.found
         status.last_event = self._clock()
         status.objects = reading.objects

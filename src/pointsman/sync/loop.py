@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -55,6 +57,12 @@ class SyncListener:
         """Another proxy has stopped rewriting our rules."""
 
 
+def read_cpu_time() -> float:
+    """Return the CPU seconds of this process and of the programs that it ran."""
+    programs = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + programs.ru_utime + programs.ru_stime
+
+
 async def merge_in_steps(tracker: Tracker) -> None:
     """Merge what changed, and let others run meanwhile: an object may have any number of ports and endpoints.
 
@@ -78,6 +86,7 @@ class SyncLoop:
         context: Callable[[], NodeContext],
         run_blocking: RunBlocking,
         listeners: Sequence[SyncListener],
+        read_cpu_time: Callable[[], float] = read_cpu_time,
     ) -> None:
         self.pacer = pacer
         self.unsynced: frozenset[ServicePortName] = frozenset()
@@ -87,10 +96,13 @@ class SyncLoop:
         self._context = context
         self._run_blocking = run_blocking
         self._listeners = listeners
+        self._read_cpu_time = read_cpu_time
         self._full = False
         """The next sync makes the kernel equal to the plans, whatever it holds."""
         self._succeeded = False
         """Whether the last sync succeeded."""
+        self._is_filling = False
+        """Hash tables wait for the next sync, which is part of the last one."""
         self._requested = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -128,20 +140,24 @@ class SyncLoop:
         checked_at = loop.time()
         while True:
             check_due = checked_at + self.pacer.pace.drift_period
-            await self._wait_for_request(min(self.pacer.compute_next_due(), check_due))
+            if not self._is_filling:
+                await self._wait_for_request(min(self.pacer.compute_next_due(), check_due))
             if loop.time() >= check_due:
                 await self._check_drift()
                 checked_at = loop.time()
                 check_due = checked_at + self.pacer.pace.drift_period
             now = loop.time()
-            if self._requested.is_set() or now >= self.pacer.compute_next_due():
-                delay = self.pacer.compute_delay(now)
+            if self._is_filling or self._requested.is_set() or now >= self.pacer.compute_next_due():
+                delay = self.pacer.compute_delay(now, continues=self._is_filling)
                 if now + delay > check_due:
                     await asyncio.sleep(check_due - now)
                     continue
                 if delay > 0:
                     await asyncio.sleep(delay)
+                started, cpu_time, continues = loop.time(), self._read_cpu_time(), self._is_filling
                 await self._sync_once()
+                if not continues:
+                    self.pacer.record_sync(started, self._read_cpu_time() - cpu_time)
 
     async def _wait_for_request(self, due: float) -> None:
         timeout = due - asyncio.get_running_loop().time()
@@ -182,7 +198,6 @@ class SyncLoop:
         full = self._full or self.pacer.is_full_due(loop.time())
         self._full = False
         self._requested.clear()
-        self.pacer.record_start(loop.time())
         try:
             await merge_in_steps(self._tracker)
             changes = self._tracker.take()
@@ -198,19 +213,20 @@ class SyncLoop:
             self.reconciler = self.reconciler.build_successor()
             self._fail(SyncFailed(f"internal error: {error!r}", full=full))
             return
-        self.unsynced = frozenset()
+        self.unsynced = outcome.waiting
+        self._is_filling = bool(outcome.waiting)
         self._succeeded = True
         self.pacer.record_success(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
             listener.on_synced(outcome)
         if outcome.report.drift is not None:
             self._handle_drift(outcome.report.drift)
-        if not self._requested.is_set():
+        if not self._requested.is_set() and not self._is_filling:
             self._idle.set()
 
     def _fail(self, failure: SyncFailed) -> None:
         self._full = True
-        self._succeeded = False
+        self._succeeded = self._is_filling = False
         self._idle.clear()
         retry_in = self.pacer.record_failure(asyncio.get_running_loop().time())
         for listener in self._listeners:

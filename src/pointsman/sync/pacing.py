@@ -1,4 +1,9 @@
-"""Time of the next sync: bursts of two, then at most one per minSyncPeriod, retries with back-off, a full sync per hour.
+"""Time of the next sync: bursts of two, then one per pause, retries with back-off, a full sync per hour.
+
+The pause is minSyncPeriod or, where that is not set, follows from what the last sync cost: cheap syncs follow each other within
+milliseconds, expensive ones once per second. The cost is the CPU time of the whole process and of the programs of iptables mode. It
+includes the kernel's work, our own bookkeeping and the decoding of further changes of a burst, and does not grow, as the duration
+would, where other processes of the node take CPU time.
 
 Pure functions of a clock value, so that the loop around them can be tested in virtual time.
 """
@@ -9,10 +14,13 @@ import math
 
 import msgspec
 
-from pointsman.waiting import Backoff, TokenBucket
+from pointsman.waiting import Backoff
 
 FULL_SYNC_INTERVAL_SECONDS = 3600.0
-BURST = 2
+COST_FACTOR = 25
+"""A pause by cost is that many times the CPU time of the last sync: syncs take at most about 4 % of a core."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.005, 1.0
+"""Of a pause by cost."""
 FIRST_RETRY_SECONDS = 1.0
 MAX_IMMEDIATE_RESTORES = 3
 """How often in a row our rules are restored at once in a conflict with another proxy."""
@@ -23,6 +31,7 @@ class Pace(msgspec.Struct, frozen=True):
     """Periods of the proxy mode, in seconds."""
 
     min_period: float
+    """0 for a pause by cost."""
     sync_period: float
     drift_period: float = math.inf
     """Interval of drift checks."""
@@ -30,15 +39,16 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Pacer:
-    """A token bucket of `BURST` tokens, refilled one per min_period, and the times of the next retry and full sync."""
+    """The pause between syncs, and the times of the next retry and full sync."""
 
-    def __init__(self, pace: Pace, now: float) -> None:
-        self._bucket = TokenBucket(0.0, BURST, now)
+    def __init__(self, pace: Pace) -> None:
         self._retries = Backoff(FIRST_RETRY_SECONDS, FIRST_RETRY_SECONDS)
         self._conflict_delays = Backoff(FIRST_CONFLICT_DELAY_SECONDS, FIRST_CONFLICT_DELAY_SECONDS)
         self._rewrites = 0
         self._conflict_until = -math.inf
         self.pace = pace
+        self._cost = 0.0
+        """CPU seconds of the last sync."""
         self._full_due = math.inf
         self._retry_due: float | None = None
 
@@ -50,16 +60,29 @@ class Pacer:
     @pace.setter
     def pace(self, pace: Pace) -> None:
         self._pace = pace
-        self._bucket.rate = 1.0 / pace.min_period if pace.min_period > 0 else 0.0
+        self._paid_until = -math.inf
+        """When the pauses of all syncs so far are over."""
         self._retries.cap = max(pace.sync_period, FIRST_RETRY_SECONDS)
         self._conflict_delays.cap = max(pace.sync_period, FIRST_CONFLICT_DELAY_SECONDS)
 
-    def compute_delay(self, now: float) -> float:
-        """Return the seconds until a requested sync may run; 0 for now."""
-        return max(self._bucket.wait(now), self._conflict_until - now)
+    @property
+    def pause(self) -> float:
+        """Seconds from one sync to the next while changes arrive continuously."""
+        by_cost = min(max(COST_FACTOR * self._cost, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
+        return self.pace.min_period or by_cost
 
-    def record_start(self, now: float) -> None:
-        self._bucket.take(now)
+    def compute_delay(self, now: float, *, continues: bool = False) -> float:
+        """Return the seconds until a requested sync may run, or one that `continues` the last; 0 for now.
+
+        A sync may run one pause early, so that two may follow each other after a time without changes.
+        """
+        delay = 0.0 if continues else self._paid_until - self.pause - now
+        return max(delay, self._conflict_until - now, 0.0)
+
+    def record_sync(self, started: float, cost: float) -> None:
+        """Record a sync, successful or not, with its CPU seconds."""
+        self._cost = cost
+        self._paid_until = max(self._paid_until, started) + self.pause
 
     def record_success(self, now: float, *, full: bool) -> None:
         self._retry_due = None

@@ -10,40 +10,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from pointsman.backends.contract import Backend, Comparison, SyncReport, SyncRequest
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.claims import Claim, ClaimIndex, Winner
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.claims import ClaimIndex
 from pointsman.model.findings import CONFLICTS, Code, Finding, ObjectReference, Severity
-from pointsman.model.hash_budget import HashBudget
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.service import ServicePort, ServicePortName
+from pointsman.model.service import ServicePortName
+from pointsman.model.slots import MAX_EXTRA_ELEMENTS, HashBudget, estimate_fill_seconds
 from pointsman.model.tracker import Changes, PortState
 
-
-class Planner(Protocol):
-    """The signature of `plan_service_port`."""
-
-    def __call__(
-        self,
-        port: ServicePort,
-        endpoints: tuple[Endpoint, ...],
-        context: NodeContext,
-        lost: Mapping[Claim, Winner],
-        /,
-        *,
-        exceeds_hash_budget: bool,
-    ) -> ServicePlan | Finding: ...
-
-
+MAX_FILL_SECONDS = 0.2
+"""Hash tables that take longer to fill wait for the next sync, so that they do not delay other Services."""
 MAX_TRIGGER_TIMES = 1000
 """Per Service: while syncs fail, later changes of the same Service add no more."""
 
@@ -80,6 +64,8 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     """What is new since the last sync: a finding that persists is reported once."""
     conflicts: Mapping[ServicePortName, Sequence[Finding]] = {}
     """Service ports that lost an address or node port to another, as of this sync."""
+    waiting: frozenset[ServicePortName] = frozenset()
+    """Service ports whose hash tables take long to fill: another sync must follow at once."""
 
     @property
     def family(self) -> Family:
@@ -122,8 +108,14 @@ class Reconciler:
     """Desired state of one IP family, and the backend that programs it."""
 
     def __init__(
-        self, backend: Backend, *, plan: Planner = plan_service_port, count_services: bool = False
+        self,
+        backend: Backend,
+        *,
+        plan: Callable[..., ServicePlan | Finding] = plan_service_port,
+        count_services: bool = False,
+        families: int = 1,
     ) -> None:
+        """`families` is the number of IP families of the node, which share its limits."""
         self.backend = backend
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self._plan_service_port = plan
@@ -132,11 +124,18 @@ class Reconciler:
         self._states: dict[ServicePortName, PortState] = {}
         self._rejected: Mapping[ServicePortName, str] = {}
         self._claims = ClaimIndex()
-        self._hash_budget = HashBudget()
+        self._families = families
+        self._hash_budget = HashBudget(MAX_EXTRA_ELEMENTS // families)
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         """Plans in the kernel, of service ports whose plan was replaced since the last successful sync."""
         self._not_planned: set[ServicePortName] = set()
         """Service ports whose planning raised an exception; every sync tries again."""
+        self._waiting: dict[ServicePortName, None] = {}
+        """Service ports whose new hash tables are filled by a later sync, in order; the kernel keeps their previous plans."""
+        self._fill_seconds = 0.0
+        """Of the hash tables of the last sync."""
+        self._max_fill_seconds = MAX_FILL_SECONDS
+        """Of this sync; 0 for changes that arrived while hash tables were filled."""
         self._trigger_times: dict[str, list[float]] = {}
         self._context: NodeContext | None = None
         self._full_needed = True
@@ -146,7 +145,10 @@ class Reconciler:
     def build_successor(self) -> Reconciler:
         """Return a reconciler that knows nothing but what the kernel may hold; it must be given every state."""
         successor = Reconciler(
-            self.backend, plan=self._plan_service_port, count_services=self._tally.count_services
+            self.backend,
+            plan=self._plan_service_port,
+            count_services=self._tally.count_services,
+            families=self._families,
         )
         successor._before = {**self.plans, **self._before}
         successor._syncs, successor._succeeded_once = self._syncs, self._succeeded_once
@@ -171,7 +173,7 @@ class Reconciler:
                 str(error),
                 error.errno,
                 full=request.full,
-                unsynced=frozenset(self._before),
+                unsynced=frozenset((*self._waiting, *self._before)),
                 findings=self._findings.take(),
             ) from error
         self._findings.by_kernel(report.rejected)
@@ -181,26 +183,31 @@ class Reconciler:
             for name, old in self._before.items()
             if (new := self.plans.get(name)) != old or not request.full
         }
+        waiting = {name.key for name in self._waiting}
+        times, self._trigger_times = self._trigger_times, {}
+        for key in waiting & times.keys():
+            self._trigger_times[key] = times.pop(key)
         outcome = SyncOutcome(
             report=report,
             changes=accepted,
-            trigger_times=self._trigger_times,
+            trigger_times=times,
             context=context,
             seconds=time.perf_counter() - started,
             first=not self._succeeded_once,
-            totals=self._tally.totals(len(self.plans)),
+            totals=self._tally.compute_totals(len(self.plans)),
             findings=self._findings.take(),
             conflicts=dict(self._findings.conflicts),
+            waiting=frozenset(self._waiting),
         )
         self._before = {}
-        self._trigger_times = {}
         self._full_needed = False
         self._succeeded_once = True
         return outcome
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the current plans."""
-        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs, self._context, self._rejected)
+        unsynced = frozenset((*self._waiting, *self._before))
+        return Snapshot(dict(self.plans), unsynced, self._syncs, self._context, self._rejected)
 
     def comparison(
         self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None
@@ -219,22 +226,30 @@ class Reconciler:
             self._claims.replace(
                 old.port if old is not None else None, state.port if state is not None else None
             )
-            self._hash_budget.replace(name, state, context.balancing)
+            self._set_hash_cost(name, state, context)
         dirty |= self._claims.take_affected()
         for key, times in changes.trigger_times.items():
             known = self._trigger_times.setdefault(key, [])
             known += times[: MAX_TRIGGER_TIMES - len(known)]
+        self._max_fill_seconds = 0.0 if changes.states and self._fill_seconds else MAX_FILL_SECONDS
+        self._fill_seconds = 0.0
+        may_wait = context == self._context and context.balancing.capabilities.fills_hash_tables
         if context != self._context:
             self._context = context
             self._full_needed = True
             dirty = set(self._states) | dirty
             for name, known_state in self._states.items():
-                self._hash_budget.replace(name, known_state, context.balancing)
+                self._set_hash_cost(name, known_state, context)
         dirty |= self._hash_budget.take_affected()
-        for name in dirty:
-            self._replan(name, context)
+        waiting, self._waiting = self._waiting, {}
+        for name in (*waiting, *(dirty - waiting.keys())):
+            self._replan(name, context, may_wait=may_wait)
 
-    def _replan(self, name: ServicePortName, context: NodeContext) -> None:
+    def _set_hash_cost(self, name: ServicePortName, state: PortState | None, context: NodeContext) -> None:
+        port, endpoints = (state.port, len(state.endpoints)) if state is not None else (None, 0)
+        self._hash_budget.replace(name, port, endpoints, context.balancing)
+
+    def _replan(self, name: ServicePortName, context: NodeContext, *, may_wait: bool) -> None:
         planned = self._plan(name, context)
         if isinstance(planned, Finding):
             self._findings.by_plan(name, (planned,))
@@ -245,12 +260,27 @@ class Reconciler:
         old = self.plans.get(name)
         if plan == old:
             return
+        if may_wait and plan is not None and self._must_wait(old, plan):
+            self._waiting[name] = None
+            return
         self._before.setdefault(name, old)
         if plan is None:
             del self.plans[name]
         else:
             self.plans[name] = plan
-        self._tally.replaced(old, plan)
+        self._tally.replace(old, plan)
+
+    def _must_wait(self, old: ServicePlan | None, new: ServicePlan) -> bool:
+        """Return whether to keep the old plan for now; not if it has an address that another service port may get."""
+        seconds = estimate_fill_seconds(len(new.endpoints.reachable), len(new.frontends), new.balancing)
+        if (
+            seconds
+            and self._fill_seconds >= self._max_fill_seconds
+            and _list_places(old) <= _list_places(new)
+        ):
+            return True
+        self._fill_seconds += seconds
+        return False
 
     def _plan(self, name: ServicePortName, context: NodeContext) -> ServicePlan | Finding | None:
         self._not_planned.discard(name)
@@ -270,6 +300,10 @@ class Reconciler:
             return Finding(Code.INTERNAL_ERROR, Severity.ERROR, parameters={"error": repr(error)})
 
 
+def _list_places(plan: ServicePlan | None) -> set[tuple[bytes, int]]:
+    return {(one.address, one.port) for one in plan.frontends} if plan is not None else set()
+
+
 class _Tally:
     """Counts the contents of the plans, change by change."""
 
@@ -279,7 +313,7 @@ class _Tally:
         self._without_local_internal: Counter[str | ServicePortName] = Counter()
         self._without_local_external: Counter[str | ServicePortName] = Counter()
 
-    def replaced(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
+    def replace(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
         for plan, by in ((old, -1), (new, 1)):
             if plan is None:
                 continue
@@ -295,7 +329,7 @@ class _Tally:
             ):
                 _count(self._without_local_external, counted, by)
 
-    def totals(self, service_ports: int) -> Totals:
+    def compute_totals(self, service_ports: int) -> Totals:
         return Totals(
             service_ports,
             self._endpoints,

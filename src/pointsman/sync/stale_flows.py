@@ -6,7 +6,8 @@ untranslated. After the kernel accepted a change, these flows are stale:
 UDP, at every service port whose plan changed in any way:
 
 - sent to a frontend and answered by an endpoint that does not serve any more (a terminating endpoint that still serves
-  keeps its flows, whatever the traffic policy);
+  keeps its flows, whatever the traffic policy; where the Service requests it, a terminating endpoint keeps them until it
+  is in no slice);
 - sent to a frontend that has endpoints and not translated: the flow began before there were any, or its packet passed
   while rules were replaced (iptables replaces its tables one after the other);
 - sent to a frontend that was removed and translated to one of the endpoints it had.
@@ -24,11 +25,12 @@ of other machines.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
+from pointsman.kernel.flow_count import MAX_EXACT_QUERIES, FrontendKey, build_flow_queries
 from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.model.addresses import Cidr, is_loopback
 from pointsman.model.endpoint import Identity
@@ -37,16 +39,10 @@ from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.reconcile import PlanChange
 
-MAX_EXACT_QUERIES: Final = 8
-"""Up to this number of ports are queried one by one; beyond, listing all flows of the protocol is cheaper."""
-
 _TCP: Final = Protocol.TCP.value
 _UDP: Final = Protocol.UDP.value
 _ANY_ADDRESS: Final = b""
 T = TypeVar("T")
-
-FrontendKey = tuple[int, bytes, int]
-"""Protocol number, destination address and port; the address is empty for a node port."""
 
 
 class PendingCheck(msgspec.Struct, frozen=True, gc=False):
@@ -69,14 +65,16 @@ def extend_check(earlier: PendingCheck | None, change: PlanChange) -> PendingChe
 
     This runs on the event loop: endpoints are collected only where they decide about a flow.
     """
-    frontends = _affected_frontends(change)
-    endpoints = _used(change.old) if any(protocol == _UDP for protocol, *_ in frontends) else frozenset()
+    frontends = _find_affected_frontends(change)
+    endpoints = (
+        _collect_used(change.old) if any(protocol == _UDP for protocol, *_ in frontends) else frozenset()
+    )
     resets = change.new is not None and change.new.resets_gone
-    listed = _listed(change.old) if resets else frozenset()
+    listed = _collect_listed(change.old) if resets else frozenset()
     if earlier is not None:
         frontends, endpoints = frontends | earlier.frontends, endpoints | earlier.endpoints
         listed = listed | earlier.listed if resets else listed
-    removed = listed - _listed(change.new) if listed else listed
+    removed = listed - _collect_listed(change.new) if listed else listed
     return PendingCheck(frontends, endpoints, listed) if frontends or removed else None
 
 
@@ -119,7 +117,7 @@ class FlowCheck:
         owner = self._find(self._owners, protocol, destination)
         if owner is None:
             return answering in (self._find(self._former, protocol, destination) or ())
-        serving, has_endpoints = self._serving_of(owner)
+        serving, has_endpoints = self._find_serving(owner)
         return answering not in serving and (translated or has_endpoints)
 
     def find_stale(self, flows: Iterable[Flow]) -> list[Flow]:
@@ -143,10 +141,10 @@ class FlowCheck:
         ]
 
     def _add(self, check: PendingCheck, plan: ServicePlan | None) -> None:
-        current = _frontends(plan)
+        current = _collect_frontends(plan)
         if plan is not None:
             self._owners |= dict.fromkeys(check.frontends & current, plan)
-        removed = check.listed - _listed(plan)
+        removed = check.listed - _collect_listed(plan)
         if removed:
             self._removed |= dict.fromkeys(current, removed)
         for key in check.frontends - current:
@@ -155,7 +153,7 @@ class FlowCheck:
 
     def _find_new_owners(self, plans: Iterable[ServicePlan]) -> None:
         for plan in plans:
-            for key in _frontend_keys(plan):
+            for key in _list_frontend_keys(plan):
                 if key in self._former:
                     del self._former[key]
                     self._owners[key] = plan
@@ -172,68 +170,56 @@ class FlowCheck:
             self._loopback and len(address) == 4 and is_loopback(address)
         )
 
-    def _serving_of(self, plan: ServicePlan) -> tuple[frozenset[Identity], bool]:
+    def _find_serving(self, plan: ServicePlan) -> tuple[frozenset[Identity], bool]:
         """Derived for the first flow that is found: after a start every frontend is checked, and most have none."""
         found = self._serving.get(plan.name)
         if found is None:
-            found = self._serving[plan.name] = (_serving(plan), bool(_used(plan)))
+            found = self._serving[plan.name] = (_collect_serving(plan), bool(_collect_used(plan)))
         return found
 
 
-def build_flow_queries(
-    frontends: Iterable[FrontendKey], *, unreplied: Container[int] = (), max_exact: int = MAX_EXACT_QUERIES
-) -> list[FlowQuery]:
-    """Return the queries for the flows to these frontends; only for unanswered ones of the protocols `unreplied`."""
-    wanted: dict[int, dict[int, set[bytes]]] = {}
-    for protocol, address, port in frontends:
-        wanted.setdefault(protocol, {}).setdefault(port, set()).add(address)
-    queries: list[FlowQuery] = []
-    for protocol, by_port in wanted.items():
-        only_unreplied = protocol in unreplied
-        if len(by_port) > max_exact:
-            queries.append(FlowQuery(protocol, unreplied=only_unreplied))
-            continue
-        for port, addresses in by_port.items():
-            only_address = (min(addresses) or None) if len(addresses) == 1 else None
-            queries.append(FlowQuery(protocol, only_address, port, only_unreplied))
-    return queries
-
-
-def _frontend_keys(plan: ServicePlan) -> Iterator[FrontendKey]:
+def _list_frontend_keys(plan: ServicePlan) -> Iterator[FrontendKey]:
     number = plan.port.protocol.value
     return ((number, entry.address, entry.port) for entry in plan.frontends)
 
 
-def _frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
-    return frozenset(_frontend_keys(plan)) if plan is not None else frozenset()
+def _collect_frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
+    return frozenset(_list_frontend_keys(plan)) if plan is not None else frozenset()
 
 
-def _serving(plan: ServicePlan | None) -> frozenset[Identity]:
+def _collect_serving(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints whose flows may live on, on any node and whatever the policy prefers."""
     if plan is None:
         return frozenset()
-    return frozenset([(entry.address, entry.port) for entry in plan.endpoints.all if entry.state.serving])
+    keeps = plan.port.keeps_draining
+    return frozenset(
+        [
+            (entry.address, entry.port)
+            for entry in plan.endpoints.all
+            if entry.state.serving or (keeps and entry.state.terminating)
+        ]
+    )
 
 
-def _listed(plan: ServicePlan | None) -> frozenset[Identity]:
+def _collect_listed(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints in any slice, whatever their state."""
     if plan is None:
         return frozenset()
     return frozenset([(entry.address, entry.port) for entry in plan.endpoints.all])
 
 
-def _used(plan: ServicePlan | None) -> frozenset[Identity]:
+def _collect_used(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
     if plan is None:
         return frozenset()
-    return _serving(plan).union([(entry.address, entry.port) for entry in plan.endpoints.reachable])
+    return _collect_serving(plan).union([(entry.address, entry.port) for entry in plan.endpoints.reachable])
 
 
 _InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]
 """A frontend, whether external clients are served there, and the source ranges that restrict them."""
 
 
-def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
+def _find_in_service(plan: ServicePlan | None) -> frozenset[_InService]:
     """The frontends at which packets are translated, and for which clients.
 
     Pods and the node itself reach external frontends with policy Local also while this node has no endpoint.
@@ -250,12 +236,12 @@ def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
     return frozenset(found)
 
 
-def _affected_frontends(change: PlanChange) -> frozenset[FrontendKey]:
+def _find_affected_frontends(change: PlanChange) -> frozenset[FrontendKey]:
     plan = change.new or change.old
     match plan.port.protocol if plan is not None else None:
         case Protocol.UDP:
-            return _frontends(change.old) | _frontends(change.new)
+            return _collect_frontends(change.old) | _collect_frontends(change.new)
         case Protocol.TCP:
-            return frozenset(key for key, *_ in _in_service(change.new) - _in_service(change.old))
+            return frozenset(key for key, *_ in _find_in_service(change.new) - _find_in_service(change.old))
         case _:
             return frozenset()

@@ -15,7 +15,7 @@ _DETAIL = "{detail}"
 _SERVED_BY = "{frontend} is served by {holder}"
 
 
-def _bad_annotation(values: Values) -> str:
+def _render_bad_annotation(values: Values) -> str:
     effect = f"read as {values['used']!r}" if "used" in values else "ignored"
     return (
         f"annotation {values['annotation']}: {values['value']!r} is {effect}; expected {values['expected']}"
@@ -35,7 +35,7 @@ _MESSAGES: Mapping[Code, Template] = {
     # Fields of a Service.
     Code.BAD_ADDRESS: "{field}: {value!r} is not an IP address",
     Code.BAD_AFFINITY_TIMEOUT: "sessionAffinityConfig.clientIP.timeoutSeconds {value}: {used} is used instead",
-    Code.BAD_ANNOTATION: _bad_annotation,
+    Code.BAD_ANNOTATION: _render_bad_annotation,
     Code.BAD_CLUSTER_IP: "clusterIP {value!r} is not an IP address",
     Code.BAD_PORT: "{field}: port numbers must be within 1..65535",
     Code.BAD_PROTOCOL: "ports[{port!r}].protocol {value!r}: use TCP, UDP or SCTP",
@@ -59,6 +59,27 @@ _MESSAGES: Mapping[Code, Template] = {
     Code.NO_CLUSTER_IP: "no clusterIP yet",
     Code.NO_LOAD_BALANCER_ADDRESS: "status.loadBalancer.ingress has no IP address",
     Code.OTHER_PROXY: "its label names another service proxy",
+    # Another proxy mode.
+    Code.MIGRATE_CHAINS: "chains named KUBE-... disappear from the nat and filter tables of iptables",
+    Code.MIGRATE_EXCLUDE_CIDRS: "ipvs.excludeCIDRs ({cidrs}) has no effect: no virtual servers are made",
+    Code.MIGRATE_EXTERNAL_IPS: "external IPs of {services}: such addresses are restricted by Kubernetes from 1.40 on",
+    Code.MIGRATE_IPVS_ADDRESSES: (
+        "service addresses leave the device kube-ipvs0: they no longer answer ping, and unused ports are rejected"
+    ),
+    Code.MIGRATE_KERNEL: "kernel {kernel} is too old: nftables mode needs Linux {oldest}",
+    Code.MIGRATE_LOOPBACK: "node ports of {services} no longer answer at 127.0.0.1",
+    Code.MIGRATE_MIN_SYNC_PERIOD: "minSyncPeriod {seconds} s is kept",
+    Code.MIGRATE_NODE_PORT_ADDRESSES: (
+        "node ports of {services} would answer only at the node's primary address; the converted "
+        "configuration names all addresses, as before"
+    ),
+    Code.MIGRATE_NO_SCHEDULER: "scheduler {scheduler} ({place}) has no equivalent: connections go to a random endpoint",
+    Code.MIGRATE_SCHEDULER: "scheduler {scheduler} ({place}) is {equivalent} in nftables mode",
+    Code.MIGRATE_SOURCE_RANGES: (
+        "the annotation {annotation} of {services} takes effect at node ports and external IPs"
+    ),
+    Code.MIGRATE_STRICT_ARP: "ipvs.strictARP is not needed: no service address is on an interface",
+    Code.MIGRATE_TIMEOUT: "{field} has no effect: connections are tracked by netfilter alone",
     # A configuration that does not fit the node.
     Code.NODE_PORTS_EVERYWHERE: (
         "the cluster seems to be {cluster}, but nodePortAddresses has no {family} range: node ports are served at all "
@@ -124,6 +145,18 @@ _REMEDIES: Mapping[Code, Template] = {
     Code.EXTERNAL_NAME: "its name is a DNS alias; connections never pass through this proxy",
     Code.HEADLESS: "clients use the pod addresses that DNS returns for its name; there is no cluster IP",
     Code.IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on nodes",
+    Code.MIGRATE_CHAINS: "change firewalls and scripts that refer to them",
+    Code.MIGRATE_EXTERNAL_IPS: "use load balancer addresses, or list the allowed ranges in --external-ip-allow-cidrs",
+    Code.MIGRATE_IPVS_ADDRESSES: "test service addresses with connections instead of ping",
+    Code.MIGRATE_KERNEL: "update the kernel, or stay in the present mode",
+    Code.MIGRATE_LOOPBACK: "use the node's address, or switch on the feature gate {gate} and add localhost to nodePortAddresses (TCP only)",
+    Code.MIGRATE_MIN_SYNC_PERIOD: "remove it, and the pause follows from what a sync costs",
+    Code.MIGRATE_NODE_PORT_ADDRESSES: "use nodePortAddresses [primary] if nothing needs the other addresses",
+    Code.MIGRATE_NO_SCHEDULER: "choose one of pointsman.dev/scheduler: weighted, least-connections, source-hash or source-port-hash",
+    Code.MIGRATE_SCHEDULER: "set the annotation pointsman.dev/scheduler: {equivalent}, or --default-scheduler={equivalent} for all",
+    Code.MIGRATE_SOURCE_RANGES: "check that the ranges admit all clients",
+    Code.MIGRATE_STRICT_ARP: "MetalLB and keepalived work without it",
+    Code.MIGRATE_TIMEOUT: "set {instead}",
     Code.NO_CLUSTER_IP: "the API server allocates a cluster IP when the Service is created; is the object complete?",
     Code.NO_LOAD_BALANCER_ADDRESS: "the cloud controller (or MetalLB) has not assigned one yet; look at its log",
     Code.OTHER_PROXY: "remove the label service.kubernetes.io/service-proxy-name to have it served here",

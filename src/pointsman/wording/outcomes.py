@@ -61,11 +61,16 @@ def render_endpoint_reason(reason: EndpointReason, endpoint: Endpoint, node: str
     return _ENDPOINT_REASONS[reason].format(
         ready="ready (and terminating)" if endpoint.terminating else "ready",
         where=f"runs on node {endpoint.node}" if endpoint.node else "has no nodeName",
-        nodes=", ".join(endpoint.node_hints),
-        zones=", ".join(endpoint.zone_hints),
+        nodes=", ".join(endpoint.state.node_hints),
+        zones=", ".join(endpoint.state.zone_hints),
         node=node,
         zone=zone,
     )
+
+
+def render_reason(reason: DecisionReason) -> str:
+    """Return why connections are not delivered."""
+    return _REASONS[reason]
 
 
 def render_client(spec: str) -> str:
@@ -82,22 +87,24 @@ def render_denial(kind: str, address: str) -> str:
     return f"{subject} is not in loadBalancerSourceRanges"
 
 
-def render_outcome(outcome: ClientOutcome) -> str:
-    """Return what happens to the connection, and why."""
+def render_outcome(outcome: ClientOutcome, failed: int = 0) -> str:
+    """Return what happens to the connection, and why; `failed` of its endpoints did not accept a probe."""
     if outcome.is_delivered:
         count = len(outcome.endpoints)
         to = "1 endpoint" if count == 1 else f"one of {count} endpoints"
+        if failed:
+            to += ", which failed the probe" if count == 1 else f", of which {failed} failed the probe"
         condition = ", if its address is in the source ranges" if outcome.conditional else ""
         source = f"; source {_SOURCES[outcome.source]}" if outcome.source is not None else ""
-        return f"delivered to {to}{condition}{source}"
+        return f"{'sent' if failed else 'delivered'} to {to}{condition}{source}"
     if outcome.is_restricted:
         return f"{_OUTCOMES[outcome.outcome]}: {render_denial(outcome.client, outcome.address)}"
     return f"{_OUTCOMES[outcome.outcome]}: {_REASONS[outcome.reason]}"
 
 
-def describe_outcome(outcome: ClientOutcome) -> ClientOutcome:
+def describe_outcome(outcome: ClientOutcome, failed: int = 0) -> ClientOutcome:
     """Return the outcome with its message."""
-    return msgspec.structs.replace(outcome, message=render_outcome(outcome))
+    return msgspec.structs.replace(outcome, message=render_outcome(outcome, failed))
 
 
 def describe_endpoint(pod: str, node: str) -> str:

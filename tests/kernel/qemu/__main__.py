@@ -1,4 +1,4 @@
-"""Runs the tests that touch a kernel on Debian's own kernels, and keeps what passed where for docs/kernels.md.
+"""Runs the tests that touch a kernel on Debian's own kernels, and keeps what passed where for docs/evidence/kernels.md.
 
 python -m tests.kernel.qemu [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
 
@@ -23,8 +23,9 @@ from xml.etree import ElementTree as ET
 
 from tests.kernel.qemu import boot
 from tests.kernel.qemu.debian import Kernel, fetched
+from tests.kernel.uml.conftest import CHOOSE_VARIANT
 
-from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
+from pointsman.kernel.iptables_programs import NFT, OVERRIDE
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 SUITES: Final = ("bookworm", "trixie")
@@ -34,6 +35,7 @@ _TIME_FACTOR: Final = "POINTSMAN_TEST_TIME_FACTOR=4"
 _INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
 """The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
 
+IPVS_OVER_NFT: Final = "recorded states and life of ipvs mode, over the nft variant of iptables"
 KERNEL: Final = ("tests/kernel", "--ignore=tests/kernel/uml")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "nftables: rules, elements, foreign hands": (*KERNEL, "-k", "nft"),
@@ -50,6 +52,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/e2e/test_sctp_associations.py",
     ),
     "ipvs: codec, recorded states, life, packet matrix, SCTP associations": ("tests/kernel/uml/inside",),
+    IPVS_OVER_NFT: (
+        "tests/kernel/uml/inside/test_ipvs_kernel_golden.py",
+        "tests/kernel/uml/inside/test_ipvs_life.py",
+    ),
 }
 
 
@@ -131,11 +137,11 @@ def _script(group: str, more: Sequence[str]) -> str:
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "--timeout=3000"),
         *("-o", "junit_family=xunit2", "--junit-xml=/mnt/junit.xml", *GROUPS[group], *more),
     ]
-    settings = [_TIME_FACTOR]
+    exports = [f"export {_TIME_FACTOR}"]
     if any("uml" in word for word in GROUPS[group]):
-        settings += [_INSIDE, f"{OVERRIDE}={LEGACY}"]
-    exports = f"export {' '.join(settings)}"
-    return f"cd {shlex.quote(str(ROOT))}\n{exports}\n{shlex.join(command)} >/mnt/output 2>&1\n"
+        choice = f"export {OVERRIDE}={NFT}" if group == IPVS_OVER_NFT else CHOOSE_VARIANT
+        exports += [f"export {_INSIDE}", choice]
+    return "\n".join([f"cd {shlex.quote(str(ROOT))}", *exports, f"{shlex.join(command)} >/mnt/output 2>&1\n"])
 
 
 def _results(report: Path) -> tuple[Counter[str], Counter[str]]:

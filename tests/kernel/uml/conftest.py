@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 from tests.kernel.uml import boot
 
-from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
+from pointsman.kernel.iptables_programs import LEGACY, NFT, OVERRIDE
 
 HERE = Path(__file__).resolve().parent
 INSIDE = HERE / "inside"
 ROOT = HERE.parents[2]
 BOOT_SECONDS = 1500
 REPORT_VARIABLE = "POINTSMAN_UML_REPORT"
+CHOOSE_VARIANT = f"export {OVERRIDE}=$(test -e /proc/net/ip_tables_names && echo {LEGACY} || echo {NFT})"
+"""New kernels have no legacy tables, and that of User-mode Linux in Debian 12 has no nf_tables."""
 
 _results = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
 _console = pytest.StashKey[str]()
@@ -143,7 +145,7 @@ def _boot(nodeids: list[str]) -> tuple[dict[str, list[dict[str, Any]]], str]:
         script = (
             f"cd {shlex.quote(str(ROOT))}\n"
             f"export {REPORT_VARIABLE}={shlex.quote(str(report_file))}\n"
-            f"export {OVERRIDE}={LEGACY}\n"
+            f"{CHOOSE_VARIANT}\n"
             f"{_handed_down()}"
             f"{shlex.join(command)}\n"
         )

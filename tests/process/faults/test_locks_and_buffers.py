@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.kube_objects import node_object, web_service, web_slices
-from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
+from tests.harness.node import HEALTH_PORT, NODE_IP6, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import wait_until
 
 from pointsman.kernel.rtnl import AddressMonitor, local_addresses
@@ -112,3 +112,23 @@ def test_rules_that_somebody_takes_away_come_back_every_time(node: LabNode, proc
             node.wait_served("10.96.0.10")
             node.wait_served("fd00:10:96::10")
         assert node.metric("pointsman_drift_repaired_total") >= 3
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables"])
+def test_an_ip_family_that_disappears_leaves_the_other_served_and_comes_back(
+    node: LabNode, process: NodeProcess, mode: str
+) -> None:
+    process.configure(mode=mode)
+    process.objects(*WEB)
+    with node.backend():
+        process.start()
+        node.wait_served("10.96.0.10")
+        node.wait_served("fd00:10:96::10")
+        node.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+        process.objects(*WEB, *LATER)
+        node.wait_served("10.96.0.20")
+        assert node.get("/livez", HEALTH_PORT).status == 200
+        node.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=0")
+        node.run("ip", "address", "add", f"{NODE_IP6}/64", "dev", "eth0", "nodad")
+        node.run("ip", "-6", "route", "add", "default", "dev", "eth0")
+        node.wait_served("fd00:10:96::20")

@@ -21,15 +21,19 @@ SMALLEST: Mapping[str, str] = {
     "iptables-looks": "--services 10 --endpoints 2",
     "ipvs": "--services 10 --endpoints 2",
     "process": "--sizes 10x2 --changes 1 --rounds 1",
+    "compare": "HEAD HEAD --sizes 10x2 --changes 1 --rounds 4",
+    "latency": "--size 10x2 --loads 20:10,0:20",
     "start": "--size 10x2",
     "conntrack": "--flows 100 --services 10",
     "schedulers": "--size 10x2 --users 0,2 --changes 3",
     "balancing": "",
     "commands": "--services 10 --runs 1",
     "hostile": "--only node",
+    "simulate": "",
+    "slo": "--nodes 2 --services 10 --endpoints 2 --rates 10 --seconds 1 --cut 2",
 }
 """Options with which a benchmark takes seconds."""
-HAS_NO_SMALL_SIZE = {"beside", "fleet", "packets-ipvs", "process-large", "reliability"}
+HAS_NO_SMALL_SIZE = {"beside", "fleet", "packets-ipvs", "process-large", "reliability", "sizing"}
 """Too slow for every test run, at any size."""
 BOOTS_A_KERNEL = {"ipvs"}
 
@@ -64,7 +68,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_others(capsys: pytest.Captur
 
 
 def test_documents_name_only_benchmarks_that_exist() -> None:
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
     named = {name for page in pages for name in re.findall(r"python -m bench ([\w-]+)", page.read_text())}
-    assert named - {"report", "all", "NAME"} <= BENCHMARKS.keys()
+    assert named - {"report", "all", "keep", "NAME"} <= BENCHMARKS.keys()
     assert not [page.name for page in pages if "python -m bench." in page.read_text()]

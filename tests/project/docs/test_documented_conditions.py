@@ -1,4 +1,4 @@
-"""Every condition type in the source is described in docs/operations.md."""
+"""Every type and reason of a condition in the source is in the table from which docs/conditions.md is made."""
 
 from __future__ import annotations
 
@@ -6,19 +6,50 @@ import re
 
 from tests.project.docs.test_architecture import PACKAGE, ROOT
 
+from pointsman.conditions import Condition
+from pointsman.model.findings import Code
+from pointsman.wording.conditions import CONDITION_TYPES, render_document
+
 TYPE = re.compile(
-    r'(?:Condition\.(?:true|false|unknown)\(\s*|type_(?:, message)? = )f?"([A-Z][A-Za-z]+)[{"]'
+    r'(?:(?:Condition\.(?:true|false|unknown)|build_condition)\(\s*|type_(?:, message)? = )f?"([A-Z][A-Za-z]+)[{"]'
     r'|return f"([A-Z][A-Za-z]+)\{|return "([A-Z][A-Za-z]+)" \+'
     r'|^(?:STARTED|NODE_ELIGIBLE|RUNNING|_API_SERVER) = "(\w+)"',
     re.MULTILINE,
 )
+REASON = re.compile(
+    r'Condition\.(?:false|unknown)\(\s*[^,]+,\s*"([A-Z][A-Za-z]+)"|_unreachable\("(\w+)"|return "([A-Z]\w+)", f'
+)
+CODE = re.compile(r"build_error\(\s*Code\.(\w+)|Code\.(CONNTRACK_\w+)")
+SOURCES = {path: path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "findings.py"}
 
 
-def test_every_condition_type_is_documented() -> None:
-    sources = [path for path in PACKAGE.rglob("*.py") if "pointsman.conditions" in path.read_text()]
-    sources.append(PACKAGE / "conditions.py")
-    found = {name for path in sources for groups in TYPE.findall(path.read_text()) for name in groups if name}
-    assert {"Started", "SyncProgress", "Sync", "Rules", "Watch", "FlowCleanup", "OOMScore", "Sysctl"} <= found
-    table = (ROOT / "docs/operations.md").read_text().partition("## Conditions")[2].partition("\n## ")[0]
-    documented = re.findall(r"^\| `([A-Za-z]+?)(?:IPv4|Service|NfConntrackMax)?`", table, re.MULTILINE)
-    assert found - set(documented) == set()
+def find_names(pattern: re.Pattern[str]) -> set[str]:
+    """Return what the pattern finds in modules that make conditions."""
+    texts = (text for path, text in SOURCES.items() if "Condition" in text and "wording" not in path.parts)
+    return {name for text in texts for groups in pattern.findall(text) for name in groups if name}
+
+
+def test_the_document_is_made_from_the_table() -> None:
+    document = (ROOT / "docs/conditions.md").read_text()
+    assert document == render_document(), "run: python -m pointsman.wording.conditions > docs/conditions.md"
+
+
+def test_every_type_in_the_source_is_in_the_table_and_the_other_way_round() -> None:
+    assert find_names(TYPE) == {row.name for row in CONDITION_TYPES}
+
+
+def test_every_reason_in_the_source_is_in_the_table_and_the_other_way_round() -> None:
+    checks = (PACKAGE / "node/host_conditions.py").read_text()
+    codes = {Code[name].value for groups in CODE.findall(checks) for name in groups if name}
+    listed = {reason for row in CONDITION_TYPES for reason in row.reasons}
+    assert find_names(REASON) | codes <= listed
+    everything = "".join(text for path, text in SOURCES.items() if "wording" not in path.parts)
+    made = {name for name in listed if f'"{name}"' in everything or name in set(Code)}
+    assert listed == made
+
+
+def test_a_condition_without_a_remedy_of_its_own_has_that_of_the_table() -> None:
+    assert "resources.limits.memory" in Condition.false("Memory", "NearLimit", "").remedy
+    assert "LimitNOFILE" in Condition.false("Descriptors", "NearLimit", "").remedy
+    assert Condition.false("SyncIPv4", "SyncFailed", "", "restart").remedy == "restart"
+    assert Condition.false("SysctlUdpTimeout", "NotWritable", "").remedy

@@ -14,14 +14,14 @@ MEASURED = re.compile(
 
 
 def test_documents_show_the_kept_results() -> None:
-    assert list(report.outdated()) == [], "run: python -m bench report"
+    assert list(report.find_outdated()) == [], "run: python -m bench report"
 
 
 def test_every_drawing_is_shown_and_none_is_left_over() -> None:
-    drawn = set(report.drawings(report.load()))
+    drawn = set(report.draw_all(report.load()))
     shown = {
         (path.parent / found).resolve()
-        for path in report.documents()
+        for path in report.list_documents()
         for found in re.findall(r"!\[[^\]]*\]\(([^)]+\.svg)\)", path.read_text())
     }
     assert drawn - shown == set()
@@ -31,14 +31,14 @@ def test_every_drawing_is_shown_and_none_is_left_over() -> None:
 def test_every_kept_result_is_shown() -> None:
     shown = {
         name
-        for path in report.documents()
+        for path in report.list_documents()
         for _, names, _ in report.BLOCK.findall(path.read_text())
         for name in names.split()
     }
     assert shown == set(report.load())
 
 
-@pytest.mark.parametrize("path", report.documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", report.list_documents(), ids=lambda path: path.name)
 def test_no_document_holds_a_measured_figure_of_its_own(path: Path) -> None:
     text = report.BLOCK.sub("", path.read_text())
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -48,7 +48,7 @@ def test_no_document_holds_a_measured_figure_of_its_own(path: Path) -> None:
 
 def test_a_block_shows_the_results_it_names() -> None:
     text = "before\n<!-- figures of mode: written by python -m bench report -->\nold\n<!-- end of figures -->\nafter\n"
-    assert report.with_figures(text, {"mode": [{"size": 5}], "other": []}) == (
+    assert report.fill_figures(text, {"mode": [{"size": 5}], "other": []}) == (
         "before\n<!-- figures of mode: written by python -m bench report -->\n\n"
         "| size |\n|---|\n| 5 |\n\n<!-- end of figures -->\nafter\n"
     )
@@ -71,15 +71,15 @@ def test_the_readme_shows_either_program() -> None:
             "change_p50_ms": 1650.0,
         },
     ]
-    text = "| one of those endpoints changes | old | old | | |\n| unrelated | kept | kept | | |\n"
-    assert report.readme(text, {"process": rows}) == (
-        "| one of those endpoints changes | 1.26 ms | 1650 ms | not measured | not measured |\n| unrelated | kept | kept | | |\n"
+    text = "| one of those endpoints changes | old | old |\n| unrelated | kept | kept | | |\n"
+    assert report.fill_readme(text, {"process": {"whole_process": rows}}) == (
+        "| one of those endpoints changes | 1.26 ms | 1650 ms |\n| unrelated | kept | kept | | |\n"
     )
 
 
 def test_a_table_has_units_in_its_cells_and_gaps_where_nothing_was_measured() -> None:
     results = {"note": "on a quiet machine", "syncs": [{"size": 5, "cold_s": 1.26}, {"size": 6}]}
-    assert list(report.tables(results)) == [
+    assert list(report.render_tables(results)) == [
         "Note: on a quiet machine.\n",
         "Syncs:\n\n| size | cold |\n|---|---|\n| 5 | 1.26 s |\n| 6 |  |\n",
     ]
@@ -87,9 +87,9 @@ def test_a_table_has_units_in_its_cells_and_gaps_where_nothing_was_measured() ->
 
 def test_connections_are_added_up() -> None:
     rows = [{"connections": 1000, "lost": 0}, {"connections": 234, "lost": 1}]
-    assert list(report.tables(rows))[-1] == "Together: **1,234 connections, 1 lost**.\n"
+    assert list(report.render_tables(rows))[-1] == "Together: **1,234 connections, 1 lost**.\n"
 
 
 def test_a_cell_shows_the_range_of_its_rounds() -> None:
     rows = [{"cold_s": 1.5, "cold_s_range": [1.25, 2.0]}, {"cold_s": 3.0}]
-    assert list(report.tables(rows)) == ["| cold |\n|---|\n| 1.5 s (1.25 to 2) |\n| 3 s |\n"]
+    assert list(report.render_tables(rows)) == ["| cold |\n|---|\n| 1.5 s (1.25 to 2) |\n| 3 s |\n"]

@@ -56,8 +56,8 @@ def test_every_command_of_the_walk_works_and_shows_what_the_text_says(tmp_path: 
     assert "192.0.2.12:8080  no node  out  not ready" in one
     assert "Kernel: matches the desired state" in one
     assert repaired.splitlines() == [
-        "✓ IPv4: the kernel holds what it should",
-        "✓ IPv6: the kernel holds what it should",
+        "✓ IPv4: the kernel matches the desired state",
+        "✓ IPv6: the kernel matches the desired state",
         "first",
     ]
     first, *done = stopped.splitlines()

@@ -16,8 +16,8 @@ KUBECTL = [one for one in shown("kubectl") if " -k " in one[1] or "--patch-file"
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"README.md", "install.md", "getting-started.md", "migration.md"} <= {name for name, _ in HELM}
-    assert {"README.md", "install.md", "getting-started.md", "migration.md"} <= {name for name, _ in KUBECTL}
+    assert {"README.md", "install.md", "migration.md"} <= {name for name, _ in HELM}
+    assert {"README.md", "install.md", "migration.md"} <= {name for name, _ in KUBECTL}
 
 
 @needs_helm

@@ -1,4 +1,4 @@
-"""docs/json.md lists every field that `-o json` of explain and list has, and no other."""
+"""docs/json.md lists every field that `-o json` of explain, list, top and events has, and no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from pointsman.explain.service_port import Explanation
 from pointsman.model.findings import Code
+from pointsman.report.history import HistoryReport
 from pointsman.report.service_list import ServiceList
+from pointsman.report.traffic import TrafficReport
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "json.md"
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -32,7 +34,9 @@ def find_types(kind: Any, found: dict[str, type]) -> dict[str, type]:
     return found
 
 
-TYPES = find_types(Explanation, find_types(ServiceList, {}))
+TYPES: dict[str, type] = {}
+for answer in (ServiceList, Explanation, TrafficReport, HistoryReport):
+    find_types(answer, TYPES)
 
 
 def documented() -> dict[str, list[str]]:

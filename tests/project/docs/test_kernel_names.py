@@ -11,7 +11,7 @@ from tests.factory import context
 from pointsman.backends.nftables import balancers, schema
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NFTABLES = (ROOT / "docs/nftables.md").read_text()
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src/pointsman").rglob("*.py"))
 SETS = {spec.name for spec in schema.build_static_sets()}

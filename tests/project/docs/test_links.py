@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripts.site_hooks import DOCS, LINK, read_navigation, replace_outer_links
 
 ROOT = Path(__file__).parents[3]
 SKIPPED = {"node_modules", "data"}
@@ -45,8 +46,12 @@ def test_internal_links_lead_somewhere(document: Path) -> None:
     assert list(_broken(document)) == []
 
 
-def test_every_page_is_reachable_from_the_index() -> None:
-    index = ROOT / "docs" / "index.md"
-    linked = re.findall(r"\]\(([\w-]+\.md)\)", index.read_text())
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages - set(linked) == set(), "link them in docs/index.md"
+def test_the_site_has_every_page_and_no_link_out_of_it() -> None:
+    navigation = read_navigation((DOCS / "index.md").read_text())
+    entries = [entry for section in navigation for pages in section.values() for entry in pages]
+    pages = {DOCS / page for entry in entries for page in entry.values()}
+    assert pages == set(DOCS.rglob("*.md")) - {DOCS / "index.md"}, "list them in docs/index.md"
+    for page in sorted(pages):
+        targets = LINK.findall(replace_outer_links(page.read_text(), page.parent))
+        inside = (target for _, _, target, _ in targets if ":" not in target)
+        assert [one for one in inside if not (page.parent / one).resolve().is_relative_to(DOCS)] == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.cli.main import main, usage
+from pointsman.cli.main import main, render_usage
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -37,11 +37,11 @@ def test_shown_output_is_real(
 def test_commands_of_the_table_exist() -> None:
     named = set(re.findall(r"^\| `pointsman (\w+)", README, re.MULTILINE))
     assert len(named) >= 7
-    assert named <= {line.split()[0] for line in usage().splitlines() if line.startswith("  ")}
+    assert named <= {line.split()[0] for line in render_usage().splitlines() if line.startswith("  ")}
 
 
 def test_every_command_is_named() -> None:
-    commands = [line.split()[0] for line in usage().splitlines() if line.startswith("  ")]
+    commands = [line.split()[0] for line in render_usage().splitlines() if line.startswith("  ")]
     table = README.partition("## Commands")[2].partition("```")[0]
     assert [name for name in commands if not re.search(rf"`(pointsman )?{name}\b", table)] == []
 

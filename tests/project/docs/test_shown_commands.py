@@ -13,11 +13,11 @@ from bench.__main__ import BENCHMARKS
 from tests.project.docs.shown import DOCUMENTS, ROOT, code_in, shown
 
 from pointsman.cli.arguments import Parser, split_run_flags
-from pointsman.cli.main import usage
+from pointsman.cli.main import render_usage
 from pointsman.config.command_line import parse_run
 
 CONFIG = ROOT / "deploy/kustomize/config.yaml"
-SUBCOMMANDS = {line.split()[0] for line in usage().splitlines() if line.startswith("  ")}
+SUBCOMMANDS = {line.split()[0] for line in render_usage().splitlines() if line.startswith("  ")}
 
 
 def _parse_run(arguments: list[str], program: str) -> None:
@@ -39,10 +39,10 @@ def test_a_shown_command_is_parsed(document: str, command: str) -> None:
     assert name in SUBCOMMANDS
     if name == "version" or not arguments:
         return
-    if name in ("run", "check"):
+    if name == "run":
         _parse_run(arguments, "pointsman")
         return
-    parser = importlib.import_module(f"pointsman.cli.{name}").command()
+    parser = importlib.import_module(f"pointsman.cli.{name}").build_parser()
     assert isinstance(parser, argparse.ArgumentParser)
     own, flags = arguments, list[str]()
     if isinstance(parser, Parser) and parser.takes_run_flags:

@@ -64,6 +64,8 @@ def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition
             with node.backend():
                 node.wait_served("10.96.0.10")
                 wait_until(lambda: node.metric("pointsman_service_connections_total"))
+                wait_until(lambda: node.metric("pointsman_service_port_states", state="healthy"))
+                wait_until(lambda: node.metric("pointsman_host_checks_total"))
             for path in ("/healthz", "/livez"):
                 node.get(path, HEALTH_PORT)
             node.get("/healthz")

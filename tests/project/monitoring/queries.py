@@ -24,8 +24,17 @@ MADE_BY_PROMETHEUS = {"up"}
 
 
 def rules() -> dict[str, str]:
-    """Expressions by the name of their alert."""
-    return {rule["alert"]: rule["expr"] for group in RULES["groups"] for rule in group["rules"]}
+    """Expressions by the name of their alert or recorded series."""
+    return {
+        rule.get("alert", rule.get("record")): rule["expr"]
+        for group in RULES["groups"]
+        for rule in group["rules"]
+    }
+
+
+def recorded() -> set[str]:
+    """Names of recorded series, which have colons as no metric of ours has."""
+    return {name for name in rules() if ":" in name}
 
 
 def panels() -> Iterator[dict[str, Any]]:

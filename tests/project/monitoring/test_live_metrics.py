@@ -12,6 +12,7 @@ from tests.project.monitoring.queries import (
     dashboard,
     grouping_labels,
     metric_names,
+    recorded,
     rules,
     variables,
 )
@@ -37,7 +38,7 @@ NOT_IN_THESE_RUNS = {
 def test_every_query_reads_metrics_and_labels_that_exist(
     from_server: Exposition, from_files: Exposition
 ) -> None:
-    names = from_server.sample_names | from_files.sample_names
+    names = from_server.sample_names | from_files.sample_names | recorded()
     labels = from_server.label_names | from_files.label_names | OF_A_TARGET
     for where, expression in {**rules(), **dashboard(), **variables()}.items():
         asked = metric_names(expression)

@@ -8,36 +8,32 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
 from scripts.release import deb, sbom
-from scripts.release.package import write_checksums
-from scripts.release.source import Source
-from scripts.release.tree import SystemPython, complete, packages_directory
+from scripts.release.source import Source, staging
+from scripts.release.tree import PYTHONS, complete, find_packages, unpack_wheel
 from tests.project.test_lock import _versions as locked_versions
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
 
-SOURCE = Source("9.8.7", "0123abc", 1_700_000_000)
-HOST = deb.Host("amd64", SystemPython(os.path.realpath(sys.executable), sys.version_info[:2]))
+SOURCE = Source("9.8.7rc1", "0123abc", 1_700_000_000)
 INSTALLED = Path(sysconfig.get_path("purelib"))
+THIS_PYTHON = "{}.{}".format(*sys.version_info)
 
 
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree that borrows the packages of this environment while it writes manuals, and then has a small one."""
+    """A tree with a small package instead of the program."""
     tree = tmp_path_factory.mktemp("deb") / "tree"
-    packages = packages_directory(tree, HOST.python)
-    packages.mkdir(parents=True)
-    complete(tree, HOST.python)
-    packages.rmdir()
-    packages.symlink_to(INSTALLED)
-    deb.furnish(tree, SOURCE)
-    packages.unlink()
+    packages = find_packages(tree)
     (packages / "pointsman").mkdir(parents=True)
-    (packages / "pointsman/__init__.py").write_text('"""Words that level 2 drops."""\n\nNUMBER = {1, 2, 3}\n')
+    (packages / "pointsman/__init__.py").write_text("NUMBER = {1, 2, 3}\n")
+    complete(tree, PYTHONS, os.path.realpath(sys.executable))
+    deb.furnish(tree, SOURCE)
     return tree
 
 
@@ -45,7 +41,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package(furnished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("first") / "tree"
     shutil.copytree(furnished, copy, symlinks=True)
-    return deb.pack(copy, SOURCE, HOST, copy.parent)
+    return deb.pack(copy, SOURCE, "amd64", copy.parent)
 
 
 def test_install_and_enable_is_all_there_is_to_do(package: Path, tmp_path: Path) -> None:
@@ -79,15 +75,64 @@ def test_install_and_enable_is_all_there_is_to_do(package: Path, tmp_path: Path)
         subprocess.run(("sh", "-n", str(tmp_path / "DEBIAN" / script)), check=True)
 
 
-def test_it_asks_for_the_python_its_packages_were_built_for(package: Path) -> None:
-    def field(name: str) -> str:
-        return subprocess.run(
-            ("dpkg-deb", "--field", str(package), name), check=True, capture_output=True, text=True
-        ).stdout.strip()
+def read_field(package: Path, name: str) -> str:
+    command = ("dpkg-deb", "--field", str(package), name)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    major, minor = HOST.python.version
-    assert field("Version") == "9.8.7"
-    assert field("Depends") == f"python3 (>= {major}.{minor}~), python3 (<< {major}.{minor + 1}~)"
+
+def test_it_takes_every_python_it_has_extension_modules_for(package: Path) -> None:
+    assert read_field(package, "Depends") == "python3 (>= 3.11~), python3 (<< 3.15~)"
+    assert read_field(package, "Architecture") == "amd64"
+
+
+def test_a_candidate_is_older_than_its_release(package: Path) -> None:
+    assert read_field(package, "Version") == "9.8.7~rc1"
+    assert deb.debian_version("9.8.7") == "9.8.7"
+    order = ("dpkg", "--compare-versions", "9.8.7~rc1", "lt", "9.8.7")
+    assert subprocess.run(order).returncode == 0
+
+
+def test_extension_modules_of_several_pythons_stand_side_by_side_and_each_finds_its_own(
+    tmp_path: Path,
+) -> None:
+    tree = tmp_path / "tree"
+    packages = find_packages(tree)
+    packages.mkdir(parents=True)
+    for python in ("311", "312"):
+        wheel = tmp_path / f"{python}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"one/_core.cpython-{python}-x86_64-linux-gnu.so", python)
+            archive.writestr("one/__init__.py", "WHERE = __file__\n")
+        unpack_wheel(wheel, packages)
+    complete(tree, PYTHONS, os.path.realpath(sys.executable))
+    assert {path.name for path in (packages / "one").glob("*.so")} == {
+        "_core.cpython-311-x86_64-linux-gnu.so",
+        "_core.cpython-312-x86_64-linux-gnu.so",
+    }
+    program = (str(tree / "opt/pointsman/bin/python3"), "-B", "-c", "import one; print(one.WHERE)")
+    found = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    assert found.strip() == str(tree / f"opt/pointsman/lib/python{THIS_PYTHON}/site-packages/one/__init__.py")
+
+
+def test_a_wheel_that_wants_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.whl", "w") as archive:
+        archive.writestr("odd-1.data/scripts/odd", "")
+    with pytest.raises(RuntimeError, match="outside of site-packages"):
+        unpack_wheel(tmp_path / "odd.whl", tmp_path)
+
+
+def test_byte_code_is_made_on_the_target_and_goes_away_with_the_package(
+    package: Path, tmp_path: Path
+) -> None:
+    subprocess.run(("dpkg-deb", "--raw-extract", str(package), str(tmp_path)), check=True)
+    assert not list(tmp_path.rglob("*.pyc"))
+    for name, arguments in (("postinst", ["triggered", "/usr/bin/python3"]), ("prerm", ["upgrade", "1"])):
+        script = (tmp_path / "DEBIAN" / name).read_text()
+        script = script.replace("/opt/", f"{tmp_path}/opt/").replace("/run/systemd/system", "/nonexistent")
+        subprocess.run(("sh", "-c", script, name, *arguments), check=True)
+        compiled = {path.name.partition(".")[2] for path in tmp_path.rglob("*.pyc")}
+        tag = sys.implementation.cache_tag
+        assert compiled == ({f"{tag}.pyc", f"{tag}.opt-2.pyc"} if name == "postinst" else set())
 
 
 def test_everybody_may_read_it_and_only_root_owns_it(package: Path) -> None:
@@ -108,19 +153,19 @@ def test_the_same_tree_gives_the_same_bytes(furnished: Path, package: Path, tmp_
         if not path.is_symlink():
             path.chmod(0o700)
             os.utime(path, (1, 1_800_000_000))
-    assert deb.pack(copy, SOURCE, HOST, tmp_path).read_bytes() == package.read_bytes()
+    assert deb.pack(copy, SOURCE, "amd64", tmp_path).read_bytes() == package.read_bytes()
 
 
 def test_the_bill_of_materials_lists_what_the_lock_installs() -> None:
     components = sbom.python_components(INSTALLED)
     found = {canonicalize_name(each.name): each.version for each in components}
-    version = "{}.{}".format(*sys.version_info)
-    assert locked_versions("run", version).items() <= found.items()
-    text = sbom.bill(SOURCE, "pointsman.deb", components)
-    assert text == sbom.bill(SOURCE, "pointsman.deb", reversed(components))
+    assert locked_versions("run", THIS_PYTHON).items() <= found.items()
+    text = sbom.build_bill(SOURCE, "pointsman.deb", "00ff", components)
+    assert text == sbom.build_bill(SOURCE, "pointsman.deb", "00ff", reversed(components))
     document = json.loads(text)
     assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
-    assert document["metadata"]["component"]["version"] == "9.8.7"
+    assert document["metadata"]["component"]["version"] == "9.8.7rc1"
+    assert document["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": "00ff"}]
     (aiohttp,) = [each for each in document["components"] if each["name"] == "aiohttp"]
     assert aiohttp["purl"] == f"pkg:pypi/aiohttp@{found[canonicalize_name('aiohttp')]}"
     assert aiohttp["licenses"]
@@ -129,12 +174,27 @@ def test_the_bill_of_materials_lists_what_the_lock_installs() -> None:
     )
 
 
-def test_checksums_are_as_sha256sum_reads_them(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("one")
-    (tmp_path / "b").write_text("two")
-    write_checksums(tmp_path)
-    write_checksums(tmp_path)
-    done = subprocess.run(
-        ("sha256sum", "--check", "SHA256SUMS"), cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout == "a: OK\nb: OK\n"
+def test_what_a_wheel_needs_is_listed_as_not_inside() -> None:
+    pinned = sbom.pinned_components()
+    assert {each.name: each.version for each in pinned} == locked_versions("run", THIS_PYTHON)
+    document = json.loads(sbom.build_bill(SOURCE, "pointsman.whl", "00ff", pinned, inside=False))
+    assert {each["scope"] for each in document["components"]} == {"excluded"}
+
+
+def test_what_failed_or_is_stale_is_not_left_for_publishing(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for name in ("pointsman-image-1.tar", "pointsman-1.whl", "SHA256SUMS", "SHA256SUMS.sig"):
+        (dist / name).touch()
+
+    def build(*, fail: bool) -> None:
+        with staging("pointsman-image-*", dist=dist) as directory:
+            (directory / "pointsman-image-2.tar").touch()
+            if fail:
+                raise RuntimeError("no library")
+
+    with pytest.raises(RuntimeError, match="no library"):
+        build(fail=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["dist", "pointsman-1.whl"]
+    build(fail=False)
+    assert {path.name for path in dist.iterdir()} == {"pointsman-1.whl", "pointsman-image-2.tar"}

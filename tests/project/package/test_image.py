@@ -14,18 +14,11 @@ from pathlib import Path
 
 import pytest
 from scripts.release import debian_files, oci
-from scripts.release.image import labels, start_of
+from scripts.release.image import build_labels, parse_start
 from scripts.release.source import ROOT, Source
 
 SOURCE = Source("9.8.7", "0123abc", 1_700_000_000)
-IMAGE = oci.Image(
-    "pointsman",
-    "9.8.7",
-    "amd64",
-    SOURCE.epoch,
-    labels(SOURCE),
-    *start_of((ROOT / "deploy/image/Containerfile").read_text()),
-)
+START = parse_start((ROOT / "deploy/image/Containerfile").read_text())
 
 
 def tree(root: Path, *, mode: int = 0o644, time: int = 1, backwards: bool = False) -> Path:
@@ -41,12 +34,22 @@ def tree(root: Path, *, mode: int = 0o644, time: int = 1, backwards: bool = Fals
     return root
 
 
-def packed(root: Path) -> bytes:
+def build(root: Path, architecture: str = "amd64") -> oci.Image:
     layers = (
-        oci.layer(root, ["bin", "tmp", "usr"], SOURCE.epoch, "system"),
-        oci.layer(root, ["opt/p"], SOURCE.epoch, "program"),
+        oci.build_layer(root, ["bin", "tmp", "usr"], SOURCE.epoch, "system"),
+        oci.build_layer(root, ["opt/p"], SOURCE.epoch, "program"),
     )
-    return oci.archive(IMAGE, layers)
+    return oci.Image(architecture, SOURCE.epoch, build_labels(SOURCE), *START, layers)
+
+
+def packed(root: Path) -> bytes:
+    layout = oci.Layout("pointsman", "9.8.7", SOURCE.epoch)
+    return layout.to_archive(layout.add_image(build(root)))
+
+
+def read(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
 def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_bytes_that_were_changed_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_container_starts_as_one_of_the_containerfile(tmp_path: Path) -> None:
-    configured = oci.configuration(IMAGE, ())["config"]
+    configured = oci.build_configuration(build(tree(tmp_path / "tree")))["config"]
     assert (configured["Entrypoint"], configured["Cmd"]) == (["pointsman"], ["run"])
     assert configured["Env"] == [
         "PATH=/opt/pointsman/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -94,8 +97,7 @@ def test_a_container_starts_as_one_of_the_containerfile(tmp_path: Path) -> None:
 
 
 def test_loaders_of_both_kinds_find_name_and_layers(tmp_path: Path) -> None:
-    with tarfile.open(fileobj=BytesIO(packed(tree(tmp_path / "tree")))) as tar:
-        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    files = read(packed(tree(tmp_path / "tree")))
     (entry,) = json.loads(files["index.json"])["manifests"]
     assert entry["platform"] == {"architecture": "amd64", "os": "linux"}
     assert entry["annotations"]["io.containerd.image.name"] == "docker.io/library/pointsman:9.8.7"
@@ -103,7 +105,21 @@ def test_loaders_of_both_kinds_find_name_and_layers(tmp_path: Path) -> None:
     assert docker["RepoTags"] == ["pointsman:9.8.7"]
     assert {docker["Config"], *docker["Layers"]} <= set(files)
     manifest = json.loads(files["blobs/" + entry["digest"].replace(":", "/")])
-    assert manifest["annotations"] == IMAGE.labels
+    assert manifest["annotations"] == build_labels(SOURCE)
+
+
+def test_one_index_leads_to_the_image_of_every_architecture(tmp_path: Path) -> None:
+    layout = oci.Layout("pointsman", "9.8.7", SOURCE.epoch)
+    root = tree(tmp_path / "tree")
+    entries = [layout.add_image(build(root, architecture)) for architecture in ("amd64", "arm64")]
+    files = read(layout.to_archive(layout.add_index(entries, build_labels(SOURCE))))
+    (top,) = json.loads(files["index.json"])["manifests"]
+    assert top["mediaType"] == oci.INDEX
+    assert "manifest.json" not in files, "docker load would take the last image for the only one"
+    for entry in json.loads(files["blobs/" + top["digest"].replace(":", "/")])["manifests"]:
+        manifest = json.loads(files["blobs/" + entry["digest"].replace(":", "/")])
+        config = json.loads(files["blobs/" + manifest["config"]["digest"].replace(":", "/")])
+        assert config["architecture"] == entry["platform"]["architecture"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_running_mode_is_not_its_own_leftover(modes: None, tmp_path: Path) -
     ],
 )
 def test_what_was_done_is_said_with_the_right_verb(done: CleanupItem, said: str) -> None:
-    assert cleanup.item_text(done) == said
+    assert cleanup.render_item(done) == said
 
 
 def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, 
     files = {name: tmp_path / name for name in ("ours", "taken", "same", "gone")}
     for file in files.values():
         file.write_text("0")
-        assert sysctls.ensure(str(file), 1) is None
+        assert sysctls.ensure(str(file), 1)
     files["taken"].write_text("7")
     files["same"].write_text("0")
     files["gone"].unlink()

@@ -21,3 +21,5 @@ def test_a_rejected_configuration_is_a_condition_until_the_next_good_one() -> No
     record.on_decision(NoChange(parse_run([], program="pointsman")))
     (found,) = record.conditions()
     assert found.is_true
+    (event,) = record.history.list_events()
+    assert (event.kind, event.parameters) == ("ConfigurationRejected", {"error": "mode: unknown"})

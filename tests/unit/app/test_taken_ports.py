@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pointsman.app.taken_ports import find_proxy_mode
+from pointsman.app.servers import find_proxy_mode
 
 
 @pytest.mark.parametrize(("body", "mode"), [(b"iptables", "iptables"), (b"hello", "")])

@@ -6,7 +6,8 @@ import pytest
 from tests.factory import service_port
 
 from pointsman.backends.contract import Difference
-from pointsman.backends.netfilter.tables import Jump, diff_jumps, diff_rules, parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import Jump, parse_chains, rules_in
+from pointsman.backends.netfilter.runners import diff_jumps, diff_rules
 
 OWNER = service_port().name
 JUMP = Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals")

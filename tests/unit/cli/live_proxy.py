@@ -11,22 +11,24 @@ from pathlib import Path
 
 from tests.fake.recording import RecordingBackend
 from tests.harness.assembled import Assembly
+from tests.harness.traffic import ScriptedTraffic
 from tests.harness.waiting import wait_until
 
-from pointsman.app.control_handlers import control_routes, page_data_routes
+from pointsman.app.control_handlers import build_control_routes, build_page_data_routes
 from pointsman.conditions import Condition
 from pointsman.kernel.rtnl import Route
 from pointsman.kube.status import WatchStatus
 from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Family
-from pointsman.model.node import find_host_ips
+from pointsman.model.node_context import find_host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.inspector import Inspector
+from pointsman.node.traffic_sampler import TrafficSampler
 from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
-from pointsman.serve.handlers import route
 from pointsman.serve.listeners import Listener
-from pointsman.serve.page import page_routes
+from pointsman.serve.messages import route
+from pointsman.serve.page import build_page_routes
 
 
 def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:
@@ -53,6 +55,7 @@ class LiveProxy:
         self._node_name = node_name
         self.page_address = ""
         self.reload = ReloadReport()
+        self.traffic = ScriptedTraffic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._assembly: Assembly | None = None
         self._stop: asyncio.Event | None = None
@@ -107,9 +110,11 @@ class LiveProxy:
         }
         assembly.machine.changes.put_nowait(None)
         running = asyncio.create_task(assembly.proxy.run())
-        inspector = Inspector(assembly.proxy, lambda: self.reload, ClearHost())
-        control = ControlServer(self.socket, control_routes(inspector))
-        listener = Listener("page", route(page_routes(page_data_routes(inspector))))
+        sampler = TrafficSampler(assembly.proxy, self.traffic.read, interval_seconds=0.2)
+        sampling = asyncio.create_task(sampler.run())
+        inspector = Inspector(assembly.proxy, lambda: self.reload, ClearHost(), sampler=sampler)
+        control = ControlServer(self.socket, build_control_routes(inspector))
+        listener = Listener("page", route(build_page_routes(build_page_data_routes(inspector))))
         try:
             assert await control.start()
             await listener.start("127.0.0.1:0")
@@ -125,7 +130,8 @@ class LiveProxy:
             await listener.stop()
             await control.stop()
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            sampling.cancel()
+            await asyncio.gather(running, sampling, return_exceptions=True)
             await assembly.proxy.close()
 
     def stop(self) -> None:

@@ -93,6 +93,18 @@ def test_check_lists_all_problems_and_fails(capsys: Captured) -> None:
     assert printed.err.endswith("pointsman: 2 problems found; nothing was changed\n")
 
 
+def test_check_lists_warnings_beside_problems(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: none\nunheardOf: 1\n"
+    )
+    assert check.main([f"--config={file}"]) == 1
+    errors = capsys.readouterr().err
+    assert "warning: " in errors
+    assert "unheardOf" in errors
+    assert "1 problem found" in errors
+
+
 def test_check_has_help_of_its_own(capsys: Captured) -> None:
     assert check.main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -132,7 +144,7 @@ def test_the_mode_has_one_flag_with_two_names_in_every_command(flag: str, capsys
 
 
 def test_prepare_returns_options_when_there_is_something_to_run() -> None:
-    options = preamble.options_to_run(["--proxy-mode=ipvs"], program="kube-proxy")
+    options = preamble.parse_options(["--proxy-mode=ipvs"], program="kube-proxy")
     assert isinstance(options, RunOptions)
     assert options.config.mode == "ipvs"
 
@@ -141,20 +153,20 @@ def test_prepare_returns_options_when_there_is_something_to_run() -> None:
     ("argv", "words"), [(["--help"], "Usage:\n  kube-proxy [flags]"), (["--version"], "Pointsman")]
 )
 def test_help_and_version_end_with_success(argv: list[str], words: str, capsys: Captured) -> None:
-    assert preamble.options_to_run(argv, program="kube-proxy") == 0
+    assert preamble.parse_options(argv, program="kube-proxy") == 0
     assert words in capsys.readouterr().out
 
 
 def test_write_config_writes_what_reads_back(tmp_path: Path) -> None:
     file = tmp_path / "out.yaml"
     assert (
-        preamble.options_to_run([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
+        preamble.parse_options([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
     )
     assert config_from_bytes(file.read_bytes()).mode == "ipvs"
 
 
 def test_write_config_to_an_impossible_place_fails_clearly(tmp_path: Path, capsys: Captured) -> None:
-    assert preamble.options_to_run([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
+    assert preamble.parse_options([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
     assert f"cannot write {tmp_path}" in capsys.readouterr().err
 
 

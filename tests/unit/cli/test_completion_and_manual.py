@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.release import manual
 
-from pointsman.cli import manual
 from pointsman.cli.completion import SHELLS
 from pointsman.cli.main import SUBCOMMANDS, main
-from pointsman.cli.surface import commands, kube_proxy
+from pointsman.cli.surface import describe_kube_proxy, list_commands
 from pointsman.config.flags import BY_NAME, FLAGS
 
 
@@ -43,14 +43,14 @@ def _run(*command: str) -> str:
 
 
 def test_the_surface_knows_every_command_and_flag() -> None:
-    assert [each.name for each in commands()] == list(SUBCOMMANDS)
-    assert {f"--{flag.name}" for flag in FLAGS} <= {n for o in kube_proxy().options for n in o.names}
+    assert [each.name for each in list_commands()] == list(SUBCOMMANDS)
+    assert {f"--{flag.name}" for flag in FLAGS} <= {n for o in describe_kube_proxy().options for n in o.names}
 
 
 @pytest.mark.parametrize("shell", list(SHELLS))
 def test_every_command_and_flag_is_in_the_script(shell: str, scripts: Path) -> None:
     words = set(re.split(r"[\s'\"|=\[*]+", (scripts / shell).read_text()))
-    for each in (*commands(), kube_proxy()):
+    for each in (*list_commands(), describe_kube_proxy()):
         assert each.name in words | {word.partition(":")[0] for word in words}
         for option in each.options:
             for name in option.names:
@@ -94,6 +94,26 @@ def test_no_name_of_a_service_is_run_by_bash(scripts: Path, tmp_path: Path) -> N
     assert not (tmp_path / "trap").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("list -n ''", "default\nshop\n"),
+        ("explain web --from ''", "pod\nnode\noutside\nweb-1\nweb-2\n"),
+        ("top shop/", "shop/web\n"),
+        ("trace -n s", "shop\n"),
+        ("list -o ''", "text\njson\nyaml\nwide\nname\ncustom-columns=\n"),
+    ],
+)
+def test_bash_completes_namespaces_clients_and_services(words: str, offered: str, scripts: Path) -> None:
+    script = (
+        "pointsman() { if [[ $* == *custom-columns* ]]; then printf 'web-1, web-2\\n-\\n'; "
+        "else printf '%s\\n' default/api shop/web; fi; }\n"
+        f'source "$1"; COMP_WORDS=(pointsman {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
+        '_pointsman; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    assert _run("bash", "-c", script, "bash", str(scripts / "bash")) == offered
+
+
 def test_fish_completes_commands_flags_and_values(scripts: Path) -> None:
     fish = _needs("fish")
 
@@ -107,12 +127,15 @@ def test_fish_completes_commands_flags_and_values(scripts: Path) -> None:
     assert "--cluster-cidr" in completes("kube-proxy --cluster-c")
 
 
-def test_zsh_completes_commands_and_flags(scripts: Path) -> None:
+@pytest.mark.parametrize(
+    "prepared", ["autoload -Uz compinit; compinit -u -D; ", ""], ids=["compinit", "plain"]
+)
+def test_zsh_completes_a_script_that_was_sourced(prepared: str, scripts: Path) -> None:
     zsh = _needs("zsh")
     probe = (
         "zmodload zsh/zpty; zpty shell zsh -f; "
-        f"zpty -w shell 'PS1=; autoload -Uz compinit; compinit -u -D; source {scripts / 'zsh'} 2>/dev/null; "
-        'compdef _pointsman pointsman; bindkey "^I" complete-word; print RE""ADY\'; '
+        f"zpty -w shell 'PS1=; {prepared}source <(cat {scripts / 'zsh'}); "
+        'bindkey "^I" complete-word; print RE""ADY\'; '
         'zpty -r shell text "*READY*"; '
         "zpty -n -w shell $'pointsman expl\\t --no-k\\t'; "
         'zpty -r shell text "*--no-kernel*" && print -r -- "$text"'
@@ -130,7 +153,7 @@ def test_the_completion_command_prints_the_script(capsys: pytest.CaptureFixture[
 def test_every_command_and_flag_is_in_its_man_page(tmp_path: Path) -> None:
     assert manual.main([str(tmp_path)]) == 0
     overview = (tmp_path / "pointsman.8").read_text()
-    for each in commands():
+    for each in list_commands():
         assert f"pointsman {each.name}" in overview.replace("\\-", "-")
         page = (tmp_path / f"pointsman-{each.name}.8").read_text().replace("\\-", "-")
         for option in (*each.options, *each.arguments):
@@ -141,8 +164,8 @@ def test_every_command_and_flag_is_in_its_man_page(tmp_path: Path) -> None:
 
 
 def test_man_pages_are_the_same_every_time_and_name_no_date() -> None:
-    assert manual.pages() == manual.pages()
-    assert not re.search(r"\b20\d\d\b", "".join(manual.pages().values()))
+    assert manual.build_pages() == manual.build_pages()
+    assert not re.search(r"\b20\d\d\b", "".join(manual.build_pages().values()))
 
 
 def test_a_reader_of_man_pages_finds_nothing_wrong(tmp_path: Path) -> None:
@@ -160,4 +183,4 @@ def test_a_reader_of_man_pages_finds_nothing_wrong(tmp_path: Path) -> None:
 
 def test_the_generator_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert manual.main([]) == 2
-    assert "usage: python -m pointsman.cli.manual DIR" in capsys.readouterr().err
+    assert "usage: python -m scripts.release.manual DIR" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pointsman.cli.demo import sync_seconds
+from pointsman.cli.demo import read_sync_seconds
 from pointsman.lab.netns import Namespace
 
 
@@ -12,4 +12,4 @@ class Closed(Namespace):
 
 
 def test_a_namespace_that_cannot_be_entered_tells_no_times() -> None:
-    assert sync_seconds(Closed()) == {}
+    assert read_sync_seconds(Closed()) == {}

@@ -14,7 +14,7 @@ from pointsman.cli.main import SUBCOMMANDS, main
 
 ROOT = Path(__file__).parents[3]
 SHOP = f"--manifests={ROOT / 'docs/examples/shop'}"
-LIVE = (("status",), ("list",), ("explain", "web"), ("trace", "web"), ("verify",), ("top",))
+LIVE = (("status",), ("list",), ("explain", "web"), ("trace", "web"), ("verify",), ("top",), ("events",))
 
 
 def run(*arguments: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from tests import factory
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
-from pointsman.cli.kubectl_plugin import COMMANDS, Pod, chosen_pods, main, pods_from_json, split_arguments
+from pointsman.cli.kubectl_plugin import COMMANDS, UI, Pod, choose_pods, main, parse_pods, split_arguments
 from pointsman.cli.main import SUBCOMMANDS
 from pointsman.errors import KernelError, PointsmanError
 
@@ -32,6 +33,8 @@ elif arguments[0] == "exec":
     if pod not in sockets:
         sys.exit("error: unable to upgrade connection: container not found")
     sys.exit(subprocess.run([sys.executable, "-m", "pointsman", *command, "--control-socket", sockets[pod]]).returncode)
+elif arguments[0] == "port-forward":
+    print("Forwarding from 127.0.0.1:43210 -> 10249", flush=True)
 else:
     sys.exit(f"unexpected: {{arguments}}")
 """
@@ -106,6 +109,58 @@ def test_a_node_that_knows_other_endpoints_is_named(fleet: Fleet, capsys: Captur
     assert [position["nodes"] for position in found["positions"]] == [["n1"], ["n2"]]
 
 
+def test_services_that_are_down_are_counted_and_the_document_has_numbers(
+    fleet: Fleet, capsys: Captured
+) -> None:
+    for proxy in fleet.proxies.values():
+        proxy.put(factory.service("alone", clusterIP="10.96.0.11"))
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "! n1, n2: 1 of 2 service ports is down; to see which: kubectl pointsman list --state down" in text
+    assert "✓ all nodes agree, some Services are not healthy" in text
+    assert main(["status", "-o", "json"]) == 0
+    (row, _) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["node"], row["servicePorts"], row["serviceStates"]["down"]) == ("n1", 2, 1)
+    assert main(["list", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["port"]["service"], row["states"][0]["nodes"]) for row in rows] == [
+        ("default/alone", ["n1", "n2"]),
+        ("default/web", ["n1", "n2"]),
+    ]
+
+
+def test_events_of_all_nodes_are_merged(fleet: Fleet, capsys: Captured) -> None:
+    for proxy in fleet.proxies.values():
+        proxy.put(factory.endpoint_slice())
+    fleet.proxies["n2"].put(factory.service("alone", clusterIP="10.96.0.11"))
+    assert main(["events", "-n", "default", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["event"]["kind"], row["nodes"]) for row in rows] == [
+        ("ServiceDown", ["n1", "n2"]),
+        ("PortsAdded", ["n2"]),
+    ]
+    assert main(["events"]) == 0
+    assert re.search(r" n1, n2 +default/web +IPv4 +ServiceDown ", capsys.readouterr().out)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="top reads the kernel's flows, which needs root")
+def test_top_adds_up_the_nodes(fleet: Fleet, capsys: Captured) -> None:
+    assert main(["top", "-n", "default", "--once", "-d", "0.2", "-o", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["node"], [port["service"] for port in report["ports"]]) == ("2 nodes", ["default/web"])
+    fleet.pods("n1", "n2", "n3")
+    assert main(["top", "--once", "-d", "0.2"]) == 2
+    text = capsys.readouterr().out
+    assert "2 nodes, nftables mode" in text
+    assert "! n3 could not be asked: error: unable to upgrade connection" in text
+
+
+@pytest.mark.parametrize("words", [["ui", "n2"], ["n2", "ui"]])
+def test_ui_prints_the_address_of_a_status_page(words: list[str], fleet: Fleet, capsys: Captured) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out == "n2: http://127.0.0.1:43210/ until Ctrl-C\n"
+
+
 def test_conditions_name_their_nodes(fleet: Fleet, capsys: Captured) -> None:
     fleet.proxies["n2"].backend.failures += [KernelError("no memory")] * 100
     fleet.proxies["n2"].put_without_waiting(factory.service("second", clusterIP="10.96.0.11"))
@@ -143,7 +198,7 @@ def test_one_node_answers_as_if_one_were_there(fleet: Fleet, capfd: pytest.Captu
     ("words", "complaint"),
     [
         (["n9", "status"], "n9 is neither a command nor a node with a Pointsman pod; nodes: n1, n2"),
-        (["top"], "top runs continuously; choose one node: n1, n2"),
+        (["trace", "web"], "trace runs continuously; choose one node: n1, n2"),
         (["list", "-w"], "list runs continuously; choose one node"),
     ],
 )
@@ -163,7 +218,7 @@ def test_without_a_command_it_says_which_there_are(capsys: Captured) -> None:
 def test_a_mistyped_command_is_recognised(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(["node-a", "stauts"])
-    assert capsys.readouterr().err.endswith("check, version; did you mean status?\n")
+    assert capsys.readouterr().err.endswith("; did you mean status?\n")
 
 
 def test_without_kubectl_it_says_so(
@@ -194,7 +249,7 @@ def test_the_plugin_is_installed_where_kubectl_looks() -> None:
 
 
 def test_its_commands_are_commands() -> None:
-    assert set(COMMANDS) <= set(SUBCOMMANDS)
+    assert set(COMMANDS) - {UI} <= set(SUBCOMMANDS)
 
 
 def test_the_first_word_that_is_a_command_ends_the_nodes() -> None:
@@ -214,10 +269,10 @@ def test_a_running_pod_is_preferred_and_pods_without_a_node_do_not_count() -> No
             pod("n2", container="kube-proxy"),
         ]
     }
-    pods = pods_from_json(json.dumps(listing).encode())
-    assert chosen_pods(pods, [], "x=y") == [
+    pods = parse_pods(json.dumps(listing).encode())
+    assert choose_pods(pods, [], "x=y") == [
         Pod("n1", "kube-system", "a", "pointsman", True),
         Pod("n2", "kube-system", "pod-n2", "kube-proxy", True),
     ]
     with pytest.raises(PointsmanError, match="no pod with the labels x=y runs on any node"):
-        chosen_pods([], [], "x=y")
+        choose_pods([], [], "x=y")

@@ -123,6 +123,43 @@ def test_explain_knows_services_that_leave_no_rules(
     assert "PortNameMismatch" in text
 
 
+def test_events_tell_when_a_service_broke_and_why(
+    proxy: LiveProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.put(factory.endpoint_slice())
+    proxy.put(factory.service("other", clusterIP="10.96.0.12"))
+    status, text, _ = output(["events", *proxy.arguments], capsys)
+    assert status == 0
+    heading, *lines = [
+        " ".join(line.split()[2:] if line[0] == "2" else line.split()) for line in text.splitlines()
+    ]
+    assert heading == "TIME SERVICE FAMILY EVENT MESSAGE"
+    assert lines[0].startswith("- IPv4 FirstSync 1 service ports, 1 endpoints")
+    assert lines[-2:] == [
+        "default/web IPv4 ServiceDown no usable endpoint: 1 removed (10.244.1.5); usable 1 -> 0",
+        "default/other IPv4 PortsAdded ports added: http/TCP; 0 usable endpoints",
+    ]
+    _, text, _ = output(["events", "web", "-o", "json", *proxy.arguments], capsys)
+    (event,) = json.loads(text)["events"]
+    assert (event["kind"], event["severity"], event["service"]) == ("ServiceDown", "error", "default/web")
+    assert event["parameters"]["removedNames"] == ["10.244.1.5"]
+    status, _, errors = output(["events", "-n", "nothing", *proxy.arguments], capsys)
+    assert (status, errors) == (1, "pointsman events: no event matches\n")
+
+
+def test_new_events_are_followed(proxy: LiveProxy) -> None:
+    command = [sys.executable, "-m", "pointsman", "events", "-w", "-o", "json", *proxy.arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        try:
+            kinds = [json.loads(following.stdout.readline())["kind"]]
+            proxy.put(factory.endpoint_slice())
+            kinds.append(json.loads(following.stdout.readline())["kind"])
+        finally:
+            following.terminate()
+    assert kinds == ["FirstSync", "ServiceDown"]
+
+
 @pytest.mark.parametrize("command", ["explain", "trace"])
 def test_a_misspelt_service_is_looked_for_where_the_proxy_knows_it_from(
     command: str, proxy: LiveProxy, capsys: pytest.CaptureFixture[str]

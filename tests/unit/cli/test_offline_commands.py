@@ -95,6 +95,19 @@ def test_render_takes_the_flags_and_files_of_run(tmp_path: Path, capsys: pytest.
     assert "# ipvsadm-save -n" in text
 
 
+def test_a_given_mode_brings_its_own_defaults_beside_a_file_of_another_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"
+    )
+    base = ["render", "--manifests", str(EVERYTHING / "objects.json"), "--node=n1", "--mode=iptables"]
+    _, alone, _ = output(base, capsys)
+    _, beside, _ = output([*base, "--config", str(config)], capsys)
+    assert beside == alone
+
+
 def test_the_only_node_is_taken_and_several_must_be_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

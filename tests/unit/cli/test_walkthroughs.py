@@ -1,4 +1,4 @@
-"""The commands in docs/debugging.md and docs/recipes.md print what the documents show; those for a node are in tests/kernel."""
+"""The commands in documents print what the documents show; those for a node are in tests/kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.cli.walkthrough import DOCS, EXAMPLES, Shell, compare, sessions,
 from pointsman.source.manifest_files import load_objects
 
 pytestmark = pytest.mark.slow
-DOCUMENTS = [DOCS / "debugging.md", DOCS / "recipes.md"]
+DOCUMENTS = [DOCS / "troubleshooting.md", DOCS / "simulate.md"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)

@@ -105,8 +105,12 @@ def _at(config: KubeProxyConfiguration, field: str) -> object:
     return value
 
 
-def test_ipvs_min_sync_period_defaults_to_a_second_by_flags_and_to_none_by_file(config_file: Path) -> None:
-    assert as_kube_proxy("--proxy-mode=ipvs").config.min_sync_period == timedelta(seconds=1)
+def test_min_sync_period_is_by_cost_unless_it_is_set(config_file: Path) -> None:
+    for mode in ("iptables", "ipvs", "nftables"):
+        assert as_kube_proxy(f"--proxy-mode={mode}").config.min_sync_period == timedelta(0)
+        flag = "ipvs" if mode == "ipvs" else "iptables"
+        explicit = as_kube_proxy(f"--proxy-mode={mode}", f"--{flag}-min-sync-period=1s")
+        assert explicit.config.min_sync_period == timedelta(seconds=1)
     assert as_kube_proxy(f"--config={config_file}").config.min_sync_period == timedelta(0)
 
 
@@ -356,3 +360,27 @@ def test_a_configuration_file_has_a_limit_and_must_be_a_regular_file(tmp_path: P
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert problems(f"--config={fifo}") == (f"--config: cannot read {fifo}: not a regular file",)
+
+
+def test_flags_that_need_each_other_are_given_together() -> None:
+    assert problems("--tls-cert-file=a", "--client-ca-file=b", "--token-audiences=c") == (
+        '--tls-cert-file: Invalid value: "a": needs --tls-private-key-file',
+        '--tls-cert-file: Invalid value: "a": needs --secure-metrics or --secure-health',
+        '--client-ca-file: Invalid value: "b": needs --secure-metrics',
+        '--token-audiences: Invalid value: ["c"]: needs --secure-metrics',
+    )
+    (problem,) = problems("--secure-metrics=all", "--manifests=m")
+    assert "--secure-metrics" in problem
+    assert "API server" in problem
+    (problem,) = problems("--secure-metrics=maybe")
+    assert "must be one of remote, all" in problem
+    options = as_kube_proxy("--secure-metrics=remote", "--tls-cert-file=a", "--tls-private-key-file=b")
+    assert options.serving.metrics == "remote"
+    assert (options.serving.certificate, options.serving.key) == (Path("a"), Path("b"))
+
+
+@pytest.mark.parametrize("flag", ["node-condition", "remove-startup-taint"])
+def test_what_is_written_to_the_node_needs_an_api_server(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag}.*needs an API server"):
+        parse_run(["--manifests=/objects", f"--{flag}"], program="pointsman")
+    assert parse_run([f"--{flag}=false", "--manifests=/objects"], program="pointsman").manifests is not None

@@ -4,22 +4,22 @@ import pytest
 
 from pointsman.config.gates import (
     GATES,
-    effective_gates,
+    FeatureGates,
+    compute_gate_states,
     find_gate_problems,
     find_gate_warnings,
-    gate_states,
     render_gates,
 )
 
 
 def test_defaults_are_upstreams() -> None:
-    gates = effective_gates({})
+    gates = FeatureGates({})
     on = {name for name in GATES if gates.enabled(name)}
     assert set(GATES) - on == {"KubeProxyNFTablesLocalhostNodePorts", "LoggingAlphaOptions"}
 
 
 def test_named_setting_wins_over_its_group() -> None:
-    gates = effective_gates({"AllAlpha": True, "LoggingAlphaOptions": False, "AllBeta": False})
+    gates = FeatureGates({"AllAlpha": True, "LoggingAlphaOptions": False, "AllBeta": False})
     assert gates.enabled("KubeProxyNFTablesLocalhostNodePorts")
     assert not gates.enabled("LoggingAlphaOptions")
     assert not gates.enabled("WatchListClient")
@@ -31,7 +31,7 @@ def test_locked_gate_accepts_only_its_default() -> None:
     assert find_gate_problems({"NFTablesProxyMode": False}) == [
         "cannot set feature gate NFTablesProxyMode to false, feature is locked to true"
     ]
-    assert effective_gates({"NFTablesProxyMode": False}).enabled("NFTablesProxyMode")
+    assert FeatureGates({"NFTablesProxyMode": False}).enabled("NFTablesProxyMode")
 
 
 def test_a_mistyped_gate_is_warned_about_with_the_nearest_name() -> None:
@@ -64,7 +64,7 @@ def test_deprecated_and_finished_gates_are_warned_about() -> None:
 
 def test_asking_for_a_gate_outside_the_table_is_a_programming_error() -> None:
     with pytest.raises(KeyError):
-        effective_gates({}).enabled("NoSuchGate")
+        FeatureGates({}).enabled("NoSuchGate")
 
 
 def test_help_lists_what_can_be_set() -> None:
@@ -74,7 +74,7 @@ def test_help_lists_what_can_be_set() -> None:
 
 
 def test_every_gate_has_a_state_with_its_stage() -> None:
-    states = gate_states(effective_gates({"AllAlpha": True, "WatchListClient": False}))
+    states = compute_gate_states(FeatureGates({"AllAlpha": True, "WatchListClient": False}))
     assert len(states) == len(GATES) + 2
     assert states["AllAlpha", "ALPHA"] == states["LoggingAlphaOptions", "ALPHA"] == 1
     assert states["AllBeta", "BETA"] == states["WatchListClient", "BETA"] == 0

@@ -46,11 +46,11 @@ def test_empty_file_has_upstreams_defaults() -> None:
         masquerade_all=False,
         localhost_node_ports=True,
         sync_period=timedelta(seconds=30),
-        min_sync_period=timedelta(seconds=1),
+        min_sync_period=timedelta(0),
     )
     assert config.ipvs.sync_period == timedelta(seconds=30)
     assert config.ipvs.min_sync_period == timedelta(0)
-    assert config.nftables.min_sync_period == timedelta(seconds=1)
+    assert config.nftables.min_sync_period == timedelta(0)
     assert config.oom_score_adj == -999
     assert config.conntrack.max_per_core == 32768
     assert config.conntrack.min == 131072

@@ -10,7 +10,7 @@ from pointsman.config.node_check import check_config_on_node
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text, family_of
 from pointsman.model.findings import Code, Finding
-from pointsman.model.node import NodeFacts
+from pointsman.model.node_context import NodeFacts
 from pointsman.wording.findings import render_message
 
 BOTH = (Family.IPV4, Family.IPV6)

@@ -11,7 +11,7 @@ from pointsman.config.defaults import with_mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
 from pointsman.explain.service_port import Explanation, ServicePortReport
-from pointsman.explain.target import target_from_text
+from pointsman.explain.target import parse_target
 from pointsman.explain.view import View
 from pointsman.model.decision import ClientOutcome
 from pointsman.model.objects import KubeObject, Node
@@ -36,7 +36,7 @@ def view_of(*objects: KubeObject, mode: str = "nftables", node_name: str = "n1",
 
 
 def asked(view: View, question: str, client: str = "") -> Explanation:
-    return explain(view, target_from_text(question), client)
+    return explain(view, parse_target(question), client)
 
 
 def only_port(explanation: Explanation) -> ServicePortReport:

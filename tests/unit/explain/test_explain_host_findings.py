@@ -7,16 +7,18 @@ import pytest
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, view_of
 
+from pointsman.explain.packets import compute_state
 from pointsman.explain.rule_walk import Packet, RuleResult, find_results, select_result
 from pointsman.explain.service_port import Explanation
-from pointsman.explain.text import explanation_text
+from pointsman.explain.text import render_explanation
 from pointsman.kernel.rtnl import Route
 from pointsman.machine.host_facts import HostFacts
 from pointsman.machine.legacy_chains import parse_legacy_chains
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
+from pointsman.model.decision import State
 
-POD = factory.packed("10.244.1.5")
+POD, OTHER_POD = factory.packed("10.244.1.5"), factory.packed("10.244.1.6")
 CLEAR = HostFacts(Family.IPV4, forwarding=True, routes={POD: Route(interface="eth0")})
 
 
@@ -36,10 +38,10 @@ def test_a_host_in_nobodys_way_is_said_to_be_so() -> None:
     assert codes(explanation) == set()
     assert (
         "Host: forwarding, routes, other programs' rules and conntrack do not obstruct"
-        in explanation_text(explanation)
+        in render_explanation(explanation)
     )
     partly = explained(msgspec.structs.replace(CLEAR, not_read=("routes: no",)))
-    assert "    not checked: routes: no\n" in explanation_text(partly)
+    assert "    not checked: routes: no\n" in render_explanation(partly)
 
 
 @pytest.mark.parametrize(
@@ -211,3 +213,20 @@ def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() ->
     found = find_results(base, ladder, Packet({}))
     assert {fate.action for fate in found} == {Action.DROP, Action.ACCEPT}
     assert not any(fate.certain for fate in found)
+
+
+def test_a_local_pod_that_is_not_detected_as_one_is_a_warning() -> None:
+    view = view_of(factory.service(), factory.endpoint_slice("10.244.1.5"), cluster_cidr="10.42.0.0/16")
+    (first, *rest) = view.families
+    looked = (msgspec.structs.replace(first, host=CLEAR), *rest)
+    explanation = asked(msgspec.structs.replace(view, families=looked), "web", "pod")
+    assert (explanation.is_healthy, codes(explanation)) == (True, {"PodsNotDetected"})
+
+
+def test_a_service_port_whose_endpoints_have_no_route_is_down() -> None:
+    view = view_of(factory.service(), factory.endpoint_slice("10.244.1.5", "10.244.1.6"))
+    (first, *_) = view.families
+    (plan,) = first.plans.values()
+    for unreachable, state in (((), State.HEALTHY), ((POD,), State.HEALTHY), ((POD, OTHER_POD), State.DOWN)):
+        found = msgspec.structs.replace(first, unreachable=frozenset(unreachable))
+        assert compute_state(plan, found, view.mode) is state

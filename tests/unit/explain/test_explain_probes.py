@@ -9,8 +9,9 @@ from tests.unit.explain.explaining import asked, codes, view_of
 
 from pointsman.explain.probes import add_probes, find_places
 from pointsman.explain.service_port import Explanation
-from pointsman.explain.text import explanation_text
+from pointsman.explain.text import render_explanation
 from pointsman.machine.reach import Attempt, Reached
+from pointsman.model.decision import State
 
 
 def probed(reached: Reached) -> Explanation:
@@ -21,7 +22,7 @@ def probed(reached: Reached) -> Explanation:
 def test_connections_that_all_succeed_settle_the_verdict() -> None:
     explanation = probed(Reached.CONNECTED)
     assert explanation.is_healthy
-    assert "all probes from this node connected" in explanation_text(explanation)
+    assert "all probes from this node connected" in render_explanation(explanation)
 
 
 @pytest.mark.parametrize("reached", [Reached.REFUSED, Reached.SILENT, Reached.UNREACHABLE, Reached.BLOCKED])
@@ -29,6 +30,24 @@ def test_an_endpoint_that_does_not_answer_is_a_cause(reached: Reached) -> None:
     explanation = probed(reached)
     assert not explanation.is_healthy
     assert codes(explanation) == {f"Endpoint{reached.value.capitalize()}"}
+    text = render_explanation(explanation)
+    assert "sent to 1 endpoint, which failed the probe" in text
+    assert "delivered" not in text
+    assert explanation.ports[0].state is State.DOWN
+
+
+def test_an_endpoint_of_two_that_fails_leaves_the_service_partial() -> None:
+    explanation = asked(view_of(factory.service(), factory.endpoint_slice("10.244.1.5", "10.244.1.6")), "web")
+    attempts = {place: Attempt(Reached.CONNECTED) for place in find_places(explanation)}
+    attempts[find_places(explanation)[-1]] = Attempt(Reached.REFUSED)
+    probed = add_probes(explanation, attempts)
+    assert probed.ports[0].state is State.PARTIAL
+    assert "sent to one of 2 endpoints, of which 1 failed the probe" in render_explanation(probed)
+
+
+def test_without_an_endpoint_the_result_says_that_no_client_is_answered() -> None:
+    text = render_explanation(asked(view_of(factory.service(), factory.endpoint_slice()), "web"))
+    assert "Result: all connections fail: no usable endpoint; see above." in text
 
 
 def test_states_are_plain_words_in_json() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests import factory
 from tests.unit.explain.explaining import asked, view_of
 
-from pointsman.explain.target import BadQuestion, Question, Target, target_from_text
-from pointsman.explain.text import explanation_text
+from pointsman.explain.target import BadQuestion, Question, Target, parse_target
+from pointsman.explain.text import render_explanation
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.service import Protocol
 from pointsman.model.service_findings import ServiceFindings
@@ -46,13 +46,13 @@ from pointsman.model.service_findings import ServiceFindings
     ],
 )
 def test_targets(text: str, expected: Target) -> None:
-    assert target_from_text(text) == expected
+    assert parse_target(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "/tcp", "a/b/c", "web:", "web:a:b", "/web", ":"])
 def test_unusable_targets_show_the_forms(text: str) -> None:
     with pytest.raises(BadQuestion, match="SERVICE"):
-        target_from_text(text)
+        parse_target(text)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_unusable_targets_show_the_forms(text: str) -> None:
 )
 def test_what_looks_like_an_address_or_a_dns_name_is_not_taken_for_a_name(text: str, words: str) -> None:
     with pytest.raises(BadQuestion, match=words):
-        target_from_text(text)
+        parse_target(text)
 
 
 def test_a_namespace_given_apart_is_for_names_that_say_none() -> None:
-    assert target_from_text("web", "shop").namespace == "shop"
-    assert target_from_text("web.other", "shop").namespace == "other"
+    assert parse_target("web", "shop").namespace == "shop"
+    assert parse_target("web.other", "shop").namespace == "other"
 
 
 POD = {"addresses": ["10.244.1.5"], "nodeName": "n1", "targetRef": {"kind": "Pod", "name": "web-1"}}
@@ -100,7 +100,7 @@ def test_a_pod_or_its_address_leads_to_the_services_that_use_it(question: str) -
     assert explanation.is_healthy
     said = [cause.message for cause in explanation.findings if cause.code == "EndpointUsed"]
     assert said[0].startswith("10.244.1.5:8080 (pod web-1 on n1) is an endpoint of shop/api:http")
-    text = explanation_text(explanation)
+    text = render_explanation(explanation)
     assert "10.244.1.5:8080  web-1  n1 (here)  in   ready" in text
 
 
@@ -140,7 +140,7 @@ def test_an_unusable_client_shows_the_forms() -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_understood_or_refused_with_a_message(text: str) -> None:
     try:
-        target = target_from_text(text)
+        target = parse_target(text)
     except BadQuestion:
         return
     assert target.service or target.address is not None
@@ -171,7 +171,7 @@ def test_text_puts_verdict_causes_and_evidence_in_words() -> None:
         factory.service(sessionAffinity="ClientIP", internalTrafficPolicy="Local"),
         factory.endpoint_slice("10.244.1.5", {"addresses": ["10.244.2.5"], "nodeName": "n2"}),
     )
-    text = explanation_text(asked(view, "web", "pod"))
+    text = render_explanation(asked(view, "web", "pod"))
     assert "✓ default/web:http TCP 80 (IPv4)" in text
     assert "ClusterIP 10.96.0.10:80, policy Local" in text
     assert "10.244.1.5:8080  n1 (here)  in   ready, on this node" in text
@@ -182,7 +182,7 @@ def test_text_puts_verdict_causes_and_evidence_in_words() -> None:
 
 def test_long_endpoint_lists_are_cut_and_say_so() -> None:
     view = view_of(factory.service(), factory.endpoint_slice(*[f"10.244.3.{n}" for n in range(1, 31)]))
-    assert "and 10 more; -o json lists all" in explanation_text(asked(view, "web"))
+    assert "and 10 more; -o json lists all" in render_explanation(asked(view, "web"))
 
 
 def test_findings_follow_the_objects() -> None:
@@ -201,7 +201,7 @@ def test_findings_follow_the_objects() -> None:
         found.add(bad_slice.metadata, loopback)
     found.add(factory.service().metadata, bad_address)
     assert set(found.of("default/web")) == {loopback, bad_address}
-    found.slice_changed(bad_slice.metadata.key)
+    found.discard_slice(bad_slice.metadata.key)
     assert found.of("default/web") == (bad_address,)
     found.delete_service("default/web")
     assert found.all() == {}
@@ -210,7 +210,7 @@ def test_findings_follow_the_objects() -> None:
 def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> None:
     forged = "web\n\x1b[2KResult: connections are delivered to endpoints."
     service = factory.service(forged, externalIPs=[f"192.0.2.1{forged}"])
-    text = explanation_text(asked(view_of(service), "10.96.0.10:80"))
+    text = render_explanation(asked(view_of(service), "10.96.0.10:80"))
     assert "web\\n\\x1b[2KResult" in text
     assert not [line for line in text.split("\n") if line.startswith("Result: connections")]
     assert not [character for character in text if not character.isprintable() and character != "\n"]
@@ -221,3 +221,28 @@ def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> No
 )
 def test_a_question_travels_as_json(question: Question) -> None:
     assert msgspec.json.decode(msgspec.json.encode(question), type=Question) == question
+
+
+DUAL_STACK = (
+    factory.service(clusterIPs=["10.96.0.10", "fd00:96::a"], ipFamilies=["IPv4", "IPv6"]),
+    factory.endpoint_slice("10.244.1.1"),
+    factory.endpoint_slice("fd00:244::1", name="web-b", family="IPv6"),
+)
+
+
+@pytest.mark.parametrize(("client", "family"), [("10.244.1.9", "IPv4"), ("fd00:244::9", "IPv6")])
+def test_a_client_with_an_address_is_asked_about_in_its_family_only(client: str, family: str) -> None:
+    explanation = asked(view_of(*DUAL_STACK), "web", client)
+    assert [(port.family, port.state) for port in explanation.ports] == [(family, "healthy")]
+    assert explanation.is_healthy
+
+
+@pytest.mark.parametrize("question", ["web", "10.96.0.10"])
+def test_a_client_of_a_family_that_the_service_lacks_is_a_finding(question: str) -> None:
+    view = view_of(factory.service(), factory.endpoint_slice("10.244.1.1"))
+    explanation = asked(view, question, "fd00:244::9")
+    assert not explanation.ports
+    (finding,) = explanation.findings
+    assert finding.code is Code.CLIENT_OF_OTHER_FAMILY
+    assert finding.message == "fd00:244::9 cannot connect to an IPv4 address, and this Service has no other"
+    assert not explanation.is_healthy

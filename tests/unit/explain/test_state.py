@@ -12,7 +12,7 @@ from pointsman.config.mode_table import MODES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
 from pointsman.explain.packets import compute_state
-from pointsman.explain.target import target_from_text
+from pointsman.explain.target import parse_target
 from pointsman.model.decision import State
 from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, build_list
@@ -43,7 +43,7 @@ def test_the_list_and_the_explanation_agree(mode: str, source: Path) -> None:
     for family in view.families:
         for name, plan in family.plans.items():
             state = compute_state(plan, family, view.mode)
-            explanation = explain(view, target_from_text(f"{name.key}:{name.port or plan.port.port}"))
+            explanation = explain(view, parse_target(f"{name.key}:{name.port or plan.port.port}"))
             states = {
                 port.state
                 for port in explanation.ports

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests import factory
+from tests.unit.explain.explaining import asked, view_of
 
+from pointsman.cli.trace import find_place
 from pointsman.explain.service_port import Explanation
-from pointsman.explain.trace import TraceReport, report_of
+from pointsman.explain.trace import TraceReport, build_trace_report
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match
 from pointsman.machine.trace import Header, TraceEvent
 
@@ -18,7 +21,7 @@ TABLE, CHAIN = "inet firewall", "guard"
 def report(events: Sequence[TraceEvent], *rules: FilterRule) -> TraceReport:
     chains = {(TABLE, CHAIN): FilterChain(TABLE, CHAIN, rules, hook="postrouting")}
     nothing = Explanation("", "n", "nftables", live=True, ports=(), findings=())
-    return report_of("a packet", events, chains, {}, nothing)
+    return build_trace_report("a packet", events, chains, {}, nothing)
 
 
 def event(action: Action, *, by_policy: bool = False, handle: int = 7, target: str = "") -> TraceEvent:
@@ -79,3 +82,15 @@ def test_the_packet_of_a_foreign_table_with_a_like_name_is_followed() -> None:
     found = report([ours, foreign])
     assert not found.passed
     assert [step.table for stage in found.stages for step in stage.steps] == ["ip my-pointsman-trace"]
+
+
+@pytest.mark.parametrize(
+    ("client", "where"),
+    [("10.244.1.9", "10.96.0.10"), ("203.0.113.9", "192.0.2.7"), ("", "10.96.0.10")],
+    ids=["pod", "external", "this node"],
+)
+def test_an_external_client_is_followed_to_an_external_address(client: str, where: str) -> None:
+    service = factory.service(externalIPs=["192.0.2.7"])
+    view = view_of(service, factory.endpoint_slice("10.244.1.9"))
+    source = factory.packed(client) if client else b""
+    assert find_place(asked(view, "web", client), source).address == factory.packed(where)

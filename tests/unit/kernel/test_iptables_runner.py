@@ -15,9 +15,9 @@ from pointsman.kernel.iptables_programs import (
     LEGACY,
     NFT,
     choose_variant,
-    features_of_version,
+    find_features_of_version,
+    find_variants_in_use,
     programs,
-    variants_in_use,
 )
 from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
@@ -63,7 +63,7 @@ def test_each_version_gets_the_flags_it_knows(
     restore_wait: tuple[str, ...],
     random_fully: bool,
 ) -> None:
-    found = features_of_version(version)
+    found = find_features_of_version(version)
     assert (found.check, found.wait, found.restore_wait, found.random_fully) == (
         check,
         wait,
@@ -295,7 +295,7 @@ def test_legacy_tables_are_not_created_by_looking(tmp_path: Path) -> None:
     commands = _host("", ":KUBE-KUBELET-CANARY - [0:0]\n")
     assert choose_variant(commands, Family.IPV4, environment={}, proc=tmp_path) == ""
     assert [call[0] for call in commands.calls] == ["iptables-nft-save"]
-    assert variants_in_use(Family.IPV4, proc=tmp_path) == [NFT]
+    assert find_variants_in_use(Family.IPV4, proc=tmp_path) == [NFT]
 
 
 def test_program_names_follow_family_and_variant() -> None:

@@ -9,14 +9,16 @@ import pytest
 from tests.factory import packed
 
 from pointsman.kernel import attributes as nla
-from pointsman.kernel import genl, ipset, ipvs
+from pointsman.kernel import ipset, ipvs
 from pointsman.kernel.ipset import decode_listing, encode_entries
-from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs_objects import (
     PERSISTENT,
     SCHEDULER_2,
     RealKey,
     ServerCounters,
+    SetEntry,
+    SetHeader,
+    SetType,
     VirtualKey,
     VirtualServer,
 )
@@ -129,10 +131,10 @@ def test_a_changed_setting_of_a_virtual_server_is_seen(change: dict[str, Any]) -
 
 def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood() -> None:
     content = nla.attributes(
-        nla.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
+        nla.attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
     )
     mixed = b"".join(nla.attribute(kind, content[kind]) for kind in sorted(content, reverse=True))
-    payload = bytes.fromhex(TCP_SERVICE)[: genl.HEADER_LENGTH] + nla.nested(ipvs.ATTR_SERVICE, mixed)
+    payload = bytes.fromhex(TCP_SERVICE)[: ipvs.HEADER_LENGTH] + nla.nested(ipvs.ATTR_SERVICE, mixed)
     assert ipvs.diff_listing([payload], [SERVER]) == ([], [])
 
 
@@ -150,9 +152,9 @@ def test_listed_real_servers_carry_weight_and_connections() -> None:
 
 
 def test_what_identifies_and_sets_up_a_server_is_sent_as_the_kernel_lists_it() -> None:
-    listed = nla.attributes(nla.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE])
+    listed = nla.attributes(nla.attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE])
     sent = nla.attributes(
-        nla.attributes(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SERVER), genl.HEADER_LENGTH)[
+        nla.attributes(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SERVER), ipvs.HEADER_LENGTH)[
             ipvs.ATTR_SERVICE
         ]
     )
@@ -169,9 +171,9 @@ def test_real_servers_are_sent_masqueraded_and_without_thresholds() -> None:
     real = RealKey(packed("10.244.1.5"), 6443)
     payload = ipvs.encode_destination(ipvs.CMD_SET_DEST, ipvs.encode_service_id(KEY), real, 1)
     assert payload[0] == ipvs.CMD_SET_DEST
-    fields = nla.attributes(payload, genl.HEADER_LENGTH)
+    fields = nla.attributes(payload, ipvs.HEADER_LENGTH)
     sent = nla.attributes(fields[ipvs.ATTR_DEST])
-    listed = nla.attributes(nla.attributes(_with_length(TCP_DESTINATION), genl.HEADER_LENGTH)[ipvs.ATTR_DEST])
+    listed = nla.attributes(nla.attributes(_with_length(TCP_DESTINATION), ipvs.HEADER_LENGTH)[ipvs.ATTR_DEST])
     for number in sent:
         assert sent[number] == listed[number]
     assert nla.attributes(fields[ipvs.ATTR_SERVICE])[ipvs.SVC_PORT] == b"\x01\xbb"

@@ -68,7 +68,7 @@ def test_an_acknowledgement_is_no_error() -> None:
     ],
 )
 def test_error_numbers_become_errors_that_say_what_to_do(code: int, kind: type[KernelError]) -> None:
-    error = netlink.kernel_error(code, "add chain lb-2", "the kernel's words", needs="CONFIG_NF_TABLES")
+    error = netlink.build_kernel_error(code, "add chain lb-2", "the kernel's words", needs="CONFIG_NF_TABLES")
     assert type(error) is kind
     assert error.errno == code
     assert "add chain lb-2" in str(error)

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.kernel.sysctl import Change, Sysctls, Undone
+from pointsman.kernel.sysctl import (
+    MAX_RESTORES,
+    RESTORE_WINDOW_SECONDS,
+    RESTORED_SECONDS,
+    Change,
+    Sysctls,
+    Undone,
+)
 
 NAME = "net/ipv4/conf/all/route_localnet"
 
@@ -29,14 +36,14 @@ def value(root: Path) -> str:
 
 def test_a_setting_that_is_right_already_is_neither_written_nor_recorded(root: Path) -> None:
     sysctls = Sysctls(root)
-    assert sysctls.ensure(NAME, 0) is None
+    assert sysctls.ensure(NAME, 0)
     assert sysctls.changes == {}
     assert (root / "proc/sys" / NAME).read_text() == "0\n"
 
 
 def test_a_change_is_recorded_and_undone_by_another_process(root: Path) -> None:
     journal = root / "run/pointsman/sysctls.json"
-    assert Sysctls(root, journal).ensure(NAME, 1) is None
+    assert Sysctls(root, journal).ensure(NAME, 1)
     assert value(root) == "1"
     undone = Sysctls(root, journal).undo()
     assert value(root) == "0"
@@ -71,13 +78,13 @@ def test_a_crash_between_record_and_change_restores_nothing(root: Path) -> None:
 
 def test_a_missing_or_unwritable_setting_is_a_condition_and_not_recorded(root: Path) -> None:
     sysctls = Sysctls(root, root / "journal.json")
-    missing = sysctls.ensure("net/netfilter/nf_conntrack_max", 5)
-    assert missing is not None
+    assert not sysctls.ensure("net/netfilter/nf_conntrack_max", 5)
+    (missing,) = sysctls.conditions()
     assert "cannot set net/netfilter/nf_conntrack_max to 5" in missing.message
     assert missing.type == "SysctlNfConntrackMax"
     directory = root / "proc/sys/net/blocked"
     directory.mkdir()
-    assert sysctls.ensure("net/blocked", 5) is not None
+    assert not sysctls.ensure("net/blocked", 5)
     assert sysctls.changes == {}
 
 
@@ -87,13 +94,13 @@ def test_a_broken_journal_starts_anew(root: Path, content: str) -> None:
     journal.write_text(content)
     sysctls = Sysctls(root, journal)
     assert sysctls.changes == {}
-    assert sysctls.ensure(NAME, 1) is None
+    assert sysctls.ensure(NAME, 1)
     assert NAME in Sysctls(root, journal).changes
 
 
 def test_an_unwritable_journal_does_not_stop_the_change(root: Path) -> None:
     (root / "file").write_text("")
-    assert Sysctls(root, root / "file" / "journal.json").ensure(NAME, 1) is None
+    assert Sysctls(root, root / "file" / "journal.json").ensure(NAME, 1)
     assert value(root) == "1"
 
 
@@ -103,7 +110,7 @@ def test_absolute_names_are_paths_below_the_root(root: Path) -> None:
     parameter.write_text("16384\n")
     sysctls = Sysctls(root)
     assert sysctls.read_int("/sys/module/m/parameters/hashsize") == 16384
-    assert sysctls.ensure("/sys/module/m/parameters/hashsize", 32768) is None
+    assert sysctls.ensure("/sys/module/m/parameters/hashsize", 32768)
     assert parameter.read_text() == "32768"
     assert sysctls.read_int(NAME + "x") is None
 
@@ -151,6 +158,66 @@ def test_a_full_state_directory_costs_the_record_and_collects_no_files(
     (root / "proc/sys" / NAME).unlink()
     (root / "proc/sys" / NAME).symlink_to("/dev/null")
     with _no_room_for_files():
-        assert [sysctls.ensure(NAME, wanted) for wanted in (1, 2, 3)] == [None] * 3
+        assert [sysctls.ensure(NAME, wanted) for wanted in (1, 2, 3)] == [True] * 3
     assert list(directory.iterdir()) == []
     assert caplog.text.count("clean-up will not undo") == 1
+
+
+class Changed:
+    """A setting that this process keeps, while another program writes it."""
+
+    def __init__(self, root: Path) -> None:
+        self.now = 0.0
+        self.file = root / "proc/sys" / NAME
+        self.sysctls = Sysctls(root, clock=lambda: self.now)
+        assert self.sysctls.ensure(NAME, 1)
+
+    def restore(self, found: str, after: float = 0.0) -> tuple[str, str]:
+        """Return the value and the reason of the condition after a check."""
+        self.now += after
+        self.file.write_text(f"{found}\n")
+        self.sysctls.restore()
+        reasons = [one.reason for one in self.sysctls.conditions()]
+        return self.file.read_text().strip(), " ".join(reasons)
+
+
+def test_a_setting_that_was_changed_externally_is_restored_and_reported_for_a_while(root: Path) -> None:
+    changed = Changed(root)
+    assert changed.restore("1") == ("1", "")
+    assert changed.restore("7") == ("1", "Restored")
+    assert "another program set" in changed.sysctls.conditions()[0].message
+    assert changed.restore("1", RESTORED_SECONDS / 2) == ("1", "Restored")
+    assert changed.restore("1", RESTORED_SECONDS / 2) == ("1", "")
+    assert changed.sysctls.restored == 1
+    changed.sysctls.undo()
+    assert changed.file.read_text().strip() == "0"
+
+
+def test_a_program_that_insists_on_its_value_keeps_it_and_is_reported(root: Path) -> None:
+    changed = Changed(root)
+    for _ in range(MAX_RESTORES):
+        assert changed.restore("7", 1.0) == ("1", "Restored")
+    assert changed.restore("7", 1.0) == ("7", "ChangedExternally")
+    assert changed.restore("1", RESTORED_SECONDS) == ("1", "")
+    assert changed.restore("7", RESTORE_WINDOW_SECONDS) == ("1", "Restored")
+
+
+def test_a_size_that_another_program_raised_is_kept(root: Path) -> None:
+    changed = Changed(root)
+    changed.sysctls.forget_wanted([NAME])
+    changed.sysctls.ensure(NAME, 1, at_least=True)
+    assert changed.restore("7") == ("7", "")
+    assert changed.restore("0") == ("1", "Restored")
+
+
+def test_what_a_clean_up_beside_this_process_put_back_is_set_again(root: Path) -> None:
+    journal = root / "journal.json"
+    sysctls = Sysctls(root, journal)
+    sysctls.ensure(NAME, 1)
+    Sysctls(root, journal).undo()
+    assert value(root) == "0"
+    sysctls.restore()
+    assert value(root) == "1"
+    assert [one.reason for one in sysctls.conditions()] == ["Restored"]
+    assert [one.name for one in Sysctls(root, journal).undo()] == [NAME]
+    assert value(root) == "0"

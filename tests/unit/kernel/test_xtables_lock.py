@@ -17,6 +17,12 @@ from pointsman.kernel import xtables_lock
 SOCKET = f"@pointsman-test-{os.getpid()}"
 
 
+def _place_of(path: Path) -> str:
+    """Return device and inode as /proc/locks shows them."""
+    found = path.stat()
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+
+
 def _free(path: Path) -> bool:
     with path.open("a") as handle:
         try:
@@ -84,8 +90,7 @@ def test_holders_in_other_pid_namespaces_are_found_by_open_files(tmp_path: Path)
     (proc / "77" / "fd").mkdir(parents=True)
     (proc / "77" / "comm").write_text("firewalld\n")
     (proc / "77" / "fd" / "3").symlink_to(lock)
-    inode = lock.stat().st_ino
-    (proc / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 0 08:01:{inode} 0 EOF\n")
+    (proc / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 0 {_place_of(lock)} 0 EOF\n")
     assert xtables_lock.find_lock_holders(lock, proc) == ["firewalld (pid 77)"]
     assert "firewalld" in xtables_lock.describe_busy(lock, proc)
 
@@ -95,11 +100,20 @@ def test_waiting_processes_are_not_holders(tmp_path: Path) -> None:
     lock.touch()
     proc = tmp_path / "proc"
     proc.mkdir()
-    inode = lock.stat().st_ino
+    place = _place_of(lock)
     (proc / "locks").write_text(
-        f"1: FLOCK  ADVISORY  WRITE 5 08:01:{inode} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 6 08:01:{inode} 0 EOF\n"
+        f"1: FLOCK  ADVISORY  WRITE 5 {place} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 6 {place} 0 EOF\n"
     )
     assert xtables_lock.find_lock_holders(lock, proc) == ["unknown (pid 5)"]
+
+
+def test_a_file_with_the_same_inode_number_on_another_device_is_not_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 5 ff:01:{lock.stat().st_ino} 0 EOF\n")
+    assert xtables_lock.find_lock_holders(lock, proc) == []
 
 
 def test_an_unknown_holder_is_admitted(tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ _WATCHES = {
     "chunks that break off": chunked(b'{"type":"MOD', end=b"5\r\n{"),
     "a version that is a book": chunked(line("BOOKMARK", metadata={"resourceVersion": "9" * 100_000})),
     "a version from another story": chunked(line("BOOKMARK", metadata={"resourceVersion": "\x00\n?&#%"})),
+    "compressed lines with garbage behind": chunked(
+        gzip.compress(line("BOOKMARK", metadata={"resourceVersion": "7"})), b"no gzip"
+    ).replace(b"\r\n", b"\r\nContent-Encoding: gzip\r\n", 1),
+    "nothing, compressed again and again": http(gzip.compress(b"") * 20_000, Content_Encoding="gzip"),
     "a line longer than memory": chunked(*[b"x" * (1 << 20)] * 40, end=b""),
 }
 

@@ -218,6 +218,14 @@ def test_unusable_tls_material_is_named(ca: bytes | Path, certificate: bytes | P
     assert refused.value.problems == (str(caught.value),)
 
 
+def test_a_key_that_is_not_that_of_the_certificate_is_named(tmp_path: Path) -> None:
+    certificate, _ = make_certificate(tmp_path, "one")
+    _, key = make_certificate(tmp_path, "two")
+    access = Access("https://x", "test", ca=certificate, client_certificate=certificate, client_key=key)
+    with pytest.raises(ConfigError, match=r"one\.crt and .*two\.key: the key is not that of the certificate"):
+        Credentials(access).check()
+
+
 def test_what_files_hold_is_checked_without_asking_a_plugin_or_a_server(tmp_path: Path) -> None:
     async def plugin(_plugin: ExecPlugin, _access: Access) -> ExecCredential:
         raise AssertionError("not yet")

@@ -19,7 +19,7 @@ from tests.harness.kube_objects import service
 from tests.unit.kube.raw_servers import client_to, head_of, listening
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
-from pointsman.http.messages import ConnectionLost, InvalidHttp, Response, raise_http_errors
+from pointsman.http.messages import PIECE_BYTES, ConnectionLost, InvalidHttp, Response, raise_http_errors
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.client import ApiClient
@@ -279,15 +279,30 @@ async def test_a_compressed_answer_takes_no_more_memory_than_is_allowed(status: 
     assert peak < 8 << 20
 
 
-async def test_a_stream_that_comes_compressed_is_refused() -> None:
-    """It was not asked for, and a few bytes of it could stand for more than anybody wants to read."""
+async def test_a_stream_that_comes_compressed_although_compression_is_disabled_is_refused() -> None:
     line = gzip.compress(b'{"type":"BOOKMARK","object":{}}\n')
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(line)}\r\nContent-Encoding: gzip\r\n\r\n"
-    async with FakeApiServer() as server, client_to(server.access) as client:
+    async with (
+        FakeApiServer() as server,
+        client_to(replace(server.access, disable_compression=True)) as client,
+    ):
         server.answer_raw(head.encode() + line)
         async with client.stream(PATH) as stream:
             with pytest.raises(InvalidHttp, match="Content-Encoding 'gzip' was not requested"):
                 await stream.read()
+
+
+async def test_a_compressed_stream_unpacks_in_pieces_of_bounded_size() -> None:
+    bomb = gzip.compress(bytes(100 << 20), 9)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(bomb)}\r\nContent-Encoding: gzip\r\n\r\n"
+    async with FakeApiServer() as server, client_to(server.access) as client:
+        server.answer_raw(head.encode() + bomb)
+        sizes = []
+        async with client.stream(PATH) as stream:
+            while piece := await stream.read():
+                sizes.append(len(piece))
+    assert sum(sizes) == 100 << 20
+    assert max(sizes) <= PIECE_BYTES
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])

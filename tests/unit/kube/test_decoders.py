@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.fake import protobuf as server_side
 from tests.harness.kube_objects import KubeDict, endpoint_slice, service
+from tests.harness.pages import split_page
 
 from pointsman.kube.codec import Decoder, JsonDecoder, Unreadable
 from pointsman.kube.protobuf import ProtobufDecoder
@@ -60,10 +61,11 @@ def format_(request: pytest.FixtureRequest) -> Format:
 
 
 def test_page_of_good_objects(format_: Format) -> None:
-    result = format_.decoder(Service).page(format_.page("Service", [service("a"), service("b")]))
-    assert [item.metadata.name for item in result.objects] == ["a", "b"]
-    assert result.bad == []
-    assert (result.metadata.resource_version, result.metadata.continue_token) == ("7", "c")
+    page = format_.decoder(Service).page(format_.page("Service", [service("a"), service("b")]))
+    objects, bad = split_page(page)
+    assert [item.metadata.name for item in objects] == ["a", "b"]
+    assert bad == []
+    assert (page.metadata.resource_version, page.metadata.continue_token) == ("7", "c")
 
 
 def test_a_list_of_another_kind_is_no_list_of_ours(format_: Format) -> None:
@@ -84,11 +86,10 @@ def test_an_event_about_another_kind_is_no_event_of_ours(format_: Format, type_:
 @pytest.mark.parametrize(("name", "entries"), [("json", 20_001), ("protobuf", 20_001), ("protobuf", 500_000)])
 def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name(name: str, entries: int) -> None:
     format_ = FORMATS[name]
-    bad = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * entries}
-    result = format_.decoder(EndpointSlice).page(
-        format_.page("EndpointSlice", [endpoint_slice("a", "10.1.0.1"), bad])
-    )
-    assert [item.metadata.name for item in result.objects] == ["a"]
-    assert [found.key for found in result.bad] == ["shop/bad"]
+    long = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * entries}
+    body = format_.page("EndpointSlice", [endpoint_slice("a", "10.1.0.1"), long])
+    objects, bad = split_page(format_.decoder(EndpointSlice).page(body))
+    assert [item.metadata.name for item in objects] == ["a"]
+    assert [found.key for found in bad] == ["shop/bad"]
     expected = {"json": "length <= 20000", "protobuf": "a list has more than 20000 entries"}
-    assert expected[name] in result.bad[0].error
+    assert expected[name] in bad[0].error

@@ -13,11 +13,11 @@ from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.client import ApiClient
-from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
+from pointsman.kube.event_recorder import EventRecorder, ObjectReference, refer_to_node
 
 pytestmark = pytest.mark.usefixtures("protocol")
 
-NODE = node_reference("n1")
+NODE = refer_to_node("n1")
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def test_a_name_is_encoded_once_in_the_path() -> None:
     time = SkippingClock()
     async with FakeApiServer() as server, recording(server, time) as recorder:
         for _ in range(2):
-            recorder.record(node_reference("a:b%c"), "Starting", "")
+            recorder.record(refer_to_node("a:b%c"), "Starting", "")
         await recorder.flush(10)
         patch = server.requests[-1]
         assert patch.method == "PATCH"

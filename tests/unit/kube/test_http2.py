@@ -26,7 +26,7 @@ from pointsman.errors import KubeError
 from pointsman.http import http2
 from pointsman.kube.access import Access
 from pointsman.kube.client import ApiClient
-from pointsman.kube.event_recorder import EventRecorder, node_reference
+from pointsman.kube.event_recorder import EventRecorder, refer_to_node
 
 PATH = "/api/v1/services"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -55,7 +55,7 @@ async def test_watches_lists_and_events_share_one_connection(pki: Path) -> None:
             await wait_for_watches(server)
             recorder = EventRecorder(consumer.client, node_name="n1")
             sending = asyncio.create_task(recorder.run())
-            recorder.record(node_reference("n1"), "Starting", "")
+            recorder.record(refer_to_node("n1"), "Starting", "")
             await recorder.flush(10)
             sending.cancel()
             assert json.loads((await consumer.client.request("GET", PATH)).body)["items"]

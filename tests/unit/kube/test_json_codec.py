@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness.kube_objects import endpoint_slice, service
+from tests.harness.pages import split_page
 
 from pointsman.kube.codec import BadObject, JsonDecoder, LineSplitter, Unreadable
 from pointsman.model.objects import EndpointSlice, Service
@@ -44,10 +45,11 @@ def page(*items: object) -> bytes:
     ],
 )
 def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: object, key: str) -> None:
-    result = JsonDecoder(Service).page(page(service("a"), broken, service("b")))
-    assert [item.metadata.name for item in result.objects] == ["a", "b"]
-    assert [bad.key for bad in result.bad] == [key]
-    assert result.metadata.resource_version == "7"
+    decoded = JsonDecoder(Service).page(page(service("a"), broken, service("b")))
+    objects, bad = split_page(decoded)
+    assert [item.metadata.name for item in objects] == ["a", "b"]
+    assert [found.key for found in bad] == [key]
+    assert decoded.metadata.resource_version == "7"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"items":5}', b'{"metadata":{"resourceVersion":1}}'])
@@ -57,12 +59,12 @@ def test_body_that_is_no_list_raises(body: bytes) -> None:
 
 
 def test_the_kind_may_be_left_out() -> None:
-    assert JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"}}').objects == []
+    assert list(JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"}}').items) == []
     assert JsonDecoder(Service).event(b'{"type":"ADDED","object":{"metadata":{}}}').type == "ADDED"
 
 
 def test_empty_lists_come_as_null_too() -> None:
-    assert JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"},"items":null}').objects == []
+    assert list(JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"},"items":null}').items) == []
 
 
 def test_object_without_a_name_is_bad() -> None:
@@ -81,9 +83,9 @@ def test_object_that_is_not_unicode_is_bad_and_the_others_are_kept() -> None:
         json.dumps(service("a")).encode(),
         broken,
     )
-    result = JsonDecoder(Service).page(body)
-    assert [item.metadata.name for item in result.objects] == ["a"]
-    assert [bad.key for bad in result.bad] == ["default/bad"]
+    objects, bad = split_page(JsonDecoder(Service).page(body))
+    assert [item.metadata.name for item in objects] == ["a"]
+    assert [found.key for found in bad] == ["default/bad"]
     alone = JsonDecoder(Service).object(broken)
     assert isinstance(alone, BadObject)
 
@@ -95,7 +97,6 @@ def test_event_that_is_not_unicode_is_no_event() -> None:
 
 def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
     items = [service(f"s{number}", "10.96.0.1") for number in range(50_000)]
-    result = JsonDecoder(Service).page(
-        json.dumps({"metadata": {}, "items": items}, separators=(",", ":")).encode()
-    )
-    assert len(result.objects) == 50_000
+    body = json.dumps({"metadata": {}, "items": items}, separators=(",", ":")).encode()
+    objects, _ = split_page(JsonDecoder(Service).page(body))
+    assert len(objects) == 50_000

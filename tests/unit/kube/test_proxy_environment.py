@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.kube.proxy_environment import proxy_from_environment
+from pointsman.kube.access import find_environment_proxy
 
 PROXY = "http://proxy.example:3128"
 
@@ -34,10 +34,10 @@ PROXY = "http://proxy.example:3128"
 )
 def test_no_proxy(url: str, no_proxy: str, direct: bool) -> None:
     environ = {"HTTPS_PROXY": PROXY, "NO_PROXY": no_proxy}
-    assert proxy_from_environment(url, environ) == ("" if direct else PROXY)
+    assert find_environment_proxy(url, environ) == ("" if direct else PROXY)
 
 
 def test_scheme_chooses_the_variable_and_a_bare_host_is_http() -> None:
     environ = {"http_proxy": "proxy.example:8080"}
-    assert proxy_from_environment("http://10.0.0.1", environ) == "http://proxy.example:8080"
-    assert proxy_from_environment("https://10.0.0.1", environ) == ""
+    assert find_environment_proxy("http://10.0.0.1", environ) == "http://proxy.example:8080"
+    assert find_environment_proxy("https://10.0.0.1", environ) == ""

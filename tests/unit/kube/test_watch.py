@@ -8,10 +8,10 @@ import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, service
 from tests.harness.waiting import async_wait_until
-from tests.unit.kube.following import both_ways, following, given_up
+from tests.unit.kube.following import both_ways, following, given_up, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES
-from pointsman.model.objects import EndpointSlice, Upsert
+from pointsman.model.objects import EndpointSlice, Service, Upsert
 
 pytestmark = pytest.mark.usefixtures("protocol")
 
@@ -75,7 +75,8 @@ async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetit
             )
             assert cause in follower.status.last_error
             assert follower.status.connected
-    assert [seen.query.get("resourceVersion") for seen in server.requests] == [None, "101", "102"]
+    watches = [seen for seen in server.requests if seen.is_watch]
+    assert [seen.query.get("resourceVersion") for seen in watches] == [None, "102"]
 
 
 @pytest.mark.parametrize(
@@ -200,3 +201,69 @@ async def test_a_server_that_cannot_resume_three_times_is_asked_for_a_list() -> 
             await async_wait_until(lambda: server.watch_count() == 1)
             assert follower.status.lists == 2
             await given_up(reading)
+
+
+@both_ways
+async def test_a_server_that_was_restored_from_a_backup_is_listed_again(watch_list: bool) -> None:
+    """It accepts the old place to resume from, and sends nothing before it has come that far again."""
+    async with FakeApiServer(watch_list=watch_list) as server:
+        server.add(service("a"))
+        backup = server.store.backup()
+        server.speaks_protobuf = False
+        async with following(server, watch_list=watch_list) as follower:
+            await follower.until_synced()
+            await async_wait_until(lambda: server.watch_count() == 1)
+            server.update(service("a", type="NodePort"))
+            server.add(service("b"))
+            assert [await follower.next_text(), await follower.next_text()] == [
+                "+default/a@102",
+                "+default/b@103",
+            ]
+            server.store.restore(backup)
+            server.break_watches()
+            server.update(service("a", type="LoadBalancer"))
+            found = [await follower.next(), await follower.next()]
+            assert text(found[1]) == "-default/b"
+            assert isinstance(found[0], Upsert)
+            assert isinstance(found[0].object, Service)
+            assert found[0].object.metadata.resource_version == "102"
+            assert found[0].object.spec.type == "LoadBalancer"
+            await async_wait_until(lambda: server.watch_count() == 1)
+            server.add(service("c"))
+            assert await follower.next_text() == "+default/c@103"
+
+
+async def test_a_watch_that_ends_in_time_costs_no_other_request() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            for count in (1, 2, 3):
+                await async_wait_until(lambda: server.watch_count() == 1 and len(server.requests) == count)  # noqa: B023
+                follower.time.now += 450.0
+                server.send_bookmark("Service")
+                await async_wait_until(lambda: follower.status.last_event == follower.time.now)
+                server.end_watches()
+            assert all(seen.is_watch for seen in server.requests)
+
+
+async def test_changes_during_a_partition_of_ten_minutes_arrive_after_it() -> None:
+    async with FakeApiServer() as server:
+        for name in ("kept", "changed", "removed"):
+            server.add(service(name))
+        async with following(server) as follower:
+            await follower.until_synced()
+            await server.stop()
+            server.delete("Service", "default/removed")
+            server.update(service("changed", type="NodePort"))
+            server.add(service("new"))
+            ends = follower.time.now + 600
+            await async_wait_until(lambda: follower.time.now > ends)
+            assert follower.events.empty()
+            assert follower.status.objects == 3
+            pauses = len(follower.time.pauses)
+            assert pauses < 40
+            await server.start()
+            seen = {await follower.next_text() for _ in range(3)}
+            assert seen == {"-default/removed", "+default/changed@105", "+default/new@106"}
+            assert follower.status.lists == 1

@@ -12,6 +12,7 @@ from tests.harness.waiting import async_wait_until
 from tests.unit.kube.following import both_ways, following, text
 from tests.unit.kube.lies import LIES
 
+from pointsman.kube.codec import MAX_JSON_VALUES
 from pointsman.model.objects import Service, Upsert
 
 pytestmark = pytest.mark.usefixtures("protocol")
@@ -37,6 +38,40 @@ async def test_initial_objects_then_synced_then_changes(watch_list: bool) -> Non
             assert follower.status.connected
             assert follower.status.objects == 2
             assert follower.status.failures_total == 0
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 7])
+@pytest.mark.parametrize("compressed", [True, False], ids=["gzip", "identity"])
+async def test_a_streamed_list_continues_as_the_watch(compressed: bool, chunk_size: int | None) -> None:
+    """Servers compress all of it, in members that end anywhere in the pieces that arrive, or none of it."""
+    async with FakeApiServer() as server:
+        server.compresses_watches, server.chunk_size = compressed, chunk_size
+        for number in range(20):
+            server.add(service(f"s{number}"))
+        async with following(server) as follower:
+            assert len(await follower.until_synced()) == 21
+            assert follower.status.connected
+            server.update(service("s1", type="NodePort"))
+            assert await follower.next_text() == "+default/s1@121"
+            server.delete("Service", "default/s2")
+            assert await follower.next_text() == "-default/s2"
+            (request,) = server.requests
+            assert "gzip" in request.headers["Accept-Encoding"]
+            server.end_watches()
+            server.add(service("zulu"))
+            assert await follower.next_text() == "+default/zulu@123"
+            assert follower.status.lists == 1
+            assert follower.status.failures_total == 0
+
+
+async def test_an_expired_version_in_the_stream_of_a_list_leads_to_another_streamed_list() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            server.send_error("Service", 410, "Expired")
+            await async_wait_until(lambda: follower.status.lists == 2)
+            assert all("sendInitialEvents" in seen.query for seen in server.requests)
 
 
 async def test_server_without_watch_list_is_asked_once_and_then_in_pages() -> None:
@@ -115,6 +150,18 @@ async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
     assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
 
 
+async def test_pages_too_dense_to_decode_are_requested_in_smaller_ones() -> None:
+    dense = {"annotations": {"values": "," * (MAX_JSON_VALUES // 10)}}
+    async with FakeApiServer(watch_list=False, speaks_protobuf=False) as server:
+        for number in range(12):
+            server.add(service(f"s{number}", metadata=dense))
+        async with following(server, watch_list=False, page_limit=12) as follower:
+            assert len(await follower.until_synced()) == 13
+            assert follower.status.failures_total == 0
+        limits = [seen.query["limit"] for seen in server.requests if "limit" in seen.query]
+    assert limits == ["12", "3", "3", "3", "3"]
+
+
 async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_again_after_a_pause() -> None:
     async with FakeApiServer(watch_list=False) as server:
         for number in range(9):
@@ -151,7 +198,8 @@ async def test_a_list_of_another_kind_deletes_nothing(name: str) -> None:
             await async_wait_until(lambda: server.watch_count() == 1)
             server.answer_raw(lie.answer, path="services", watch=False)
             server.compact()
-            server.break_watches()
+            server.send_error("Service", 410, "Expired")
+            server.end_watches()
             server.add(service("b"))
             assert await reading == "+default/b@103"
             assert "its kind is 'EndpointSliceList', not ServiceList" in follower.status.last_error

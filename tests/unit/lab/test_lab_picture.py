@@ -4,7 +4,7 @@ import pytest
 
 from pointsman.lab.picture import answer_bars, median_milliseconds, path_through_table
 from pointsman.lab.probe import Kind, Outcome
-from pointsman.screen import Screen, bar
+from pointsman.screen import Screen, draw_bar
 
 PLAIN = Screen(colour=False)
 LISTING = """\
@@ -36,7 +36,7 @@ table ip kube-proxy {
 @pytest.mark.parametrize(("share", "filled"), [(0.0, 0), (0.5, 14), (1.0, 28)])
 def test_bar_is_as_long_as_its_share_and_always_as_wide(share: float, filled: int) -> None:
     for screen in (PLAIN, Screen(colour=False, unicode=False)):
-        drawn = bar(share, screen)
+        drawn = draw_bar(share, screen)
         assert len(drawn) == 28
         assert len(drawn.rstrip()) == filled
 
@@ -71,8 +71,8 @@ def test_colours_only_where_asked_for() -> None:
 
 
 def test_box_drawing_has_a_plain_form() -> None:
-    assert Screen(unicode=False).plain("──┴│") == "--+|"
-    assert PLAIN.plain("──┴│") == "──┴│"
+    assert Screen(unicode=False).to_plain("──┴│") == "--+|"
+    assert PLAIN.to_plain("──┴│") == "──┴│"
 
 
 def test_path_shows_the_elements_of_one_address_and_the_chains_they_lead_to() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from pointsman.machine.footprint import freeze_heap
+from pointsman.machine.settings import freeze_heap
 
 
 class _Ring:

@@ -86,12 +86,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_settings_reach_their_files_and_the_hash_table_grows(root: Path) -> None:
-    report = apply_conntrack(Conntrack(), Sysctls(root), 8)
-    assert report.conditions == []
+    sysctls = Sysctls(root)
+    applied = apply_conntrack(Conntrack(), sysctls, 8)
+    assert sysctls.conditions() == ()
     assert (root / "proc/sys" / f"{P}max").read_text() == "262144"
     assert (root / "proc/sys" / f"{P}tcp_timeout_established").read_text() == "86400"
     assert (root / HASHSIZE).read_text() == "65536"
-    assert f"{P}max=262144" in report.applied
+    assert f"{P}max=262144" in applied
 
 
 def test_a_larger_hash_table_is_not_shrunk(root: Path) -> None:
@@ -104,8 +105,9 @@ def test_what_cannot_be_set_is_a_condition_and_the_rest_is_set(root: Path) -> No
     blocked = root / "proc/sys" / f"{P}max"
     blocked.unlink()
     blocked.mkdir()
-    report = apply_conntrack(Conntrack(), Sysctls(root), 8)
-    assert [problem.type for problem in report.conditions] == ["SysctlNfConntrackMax"]
+    sysctls = Sysctls(root)
+    apply_conntrack(Conntrack(), sysctls, 8)
+    assert [problem.type for problem in sysctls.conditions()] == ["SysctlNfConntrackMax"]
     assert (root / "proc/sys" / f"{P}tcp_timeout_close_wait").read_text() == "3600"
 
 
@@ -123,7 +125,7 @@ def test_a_connection_table_that_is_large_enough_is_not_missed_where_it_cannot_b
         "from pointsman.machine.settings import apply_conntrack\n"
         "from datetime import timedelta; none = timedelta(0)\n"
         "asked = Conntrack(tcp_established_timeout=none, tcp_close_wait_timeout=none)\n"
-        "found = apply_conntrack(asked, Sysctls(root), 8).conditions\n"
+        "sysctls = Sysctls(root); apply_conntrack(asked, sysctls, 8); found = sysctls.conditions()\n"
     )
     assert _conditions_where_nothing_can_be_written(tmp_path, code) == types
 
@@ -149,7 +151,7 @@ def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
     score.write_text(f"{found}\n")
     code = (
         "from pointsman.machine.settings import apply_oom_score\n"
-        "found = apply_oom_score(-999, root).conditions\n"
+        "found = filter(None, [apply_oom_score(-999, root)])\n"
     )
     assert _conditions_where_nothing_can_be_written(tmp_path, code) == types
 
@@ -169,9 +171,11 @@ def _conditions_where_nothing_can_be_written(root: Path, code: str) -> list[str]
 
 
 def test_oom_score_is_written_or_a_condition(tmp_path: Path) -> None:
-    assert apply_oom_score(-999, tmp_path).conditions[0].type == "OOMScore"
+    problem = apply_oom_score(-999, tmp_path)
+    assert problem is not None
+    assert problem.type == "OOMScore"
     score = tmp_path / "proc/self/oom_score_adj"
     score.parent.mkdir(parents=True)
     score.write_text("0\n")
-    assert apply_oom_score(-999, tmp_path).applied == ["oom_score_adj=-999"]
+    assert apply_oom_score(-999, tmp_path) is None
     assert score.read_text() == "-999"

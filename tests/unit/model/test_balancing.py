@@ -21,7 +21,8 @@ from pointsman.model.balancing import (
 from pointsman.model.decision import EndpointReason
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Finding, Severity
-from pointsman.model.service import Protocol, ServicePort, parse_service_ports
+from pointsman.model.service import Protocol, ServicePort
+from pointsman.model.service_parsing import parse_service_ports
 from pointsman.model.slices import parse_slice_endpoints
 from pointsman.model.slots import assign_slots
 from pointsman.model.topology import find_endpoint_reason
@@ -171,7 +172,7 @@ def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> N
     found, findings = parse_slice_endpoints(made, Family.IPV4, "n1")
     (endpoints,) = found.values()
     assert findings == []
-    assert [(e.pod, e.weight) for e in endpoints] == [("web-0", 9), ("", 4)]
+    assert [(e.pod, e.state.weight) for e in endpoints] == [("web-0", 9), ("", 4)]
     port, _ = asked({"weights": "zone/a=1,zone/b=100"})
     balance = shares(*endpoints, port=port)
     assert balance is not None
@@ -182,7 +183,7 @@ def test_a_bad_weight_of_a_slice_is_reported() -> None:
     made = endpoint_slice("10.244.1.1", metadata={"annotations": {"pointsman.dev/weights": "many"}})
     found, findings = parse_slice_endpoints(made, Family.IPV4, "n1")
     assert [finding.code.value for finding in findings] == ["BadAnnotation"]
-    assert [e.weight for endpoints in found.values() for e in endpoints] == [-1]
+    assert [e.state.weight for endpoints in found.values() for e in endpoints] == [-1]
 
 
 def test_an_endpoint_of_weight_0_gets_no_new_connections_and_explain_says_so() -> None:

@@ -2,12 +2,13 @@ import pytest
 from tests.factory import node, packed
 
 from pointsman.model.addresses import Family
-from pointsman.model.node import build_node_facts, find_host_ips
 from pointsman.model.node_context import (
     LocalDetector,
     LocalMode,
     NodePortAddresses,
     build_local_detector,
+    build_node_facts,
+    find_host_ips,
     resolve_node_port_addresses,
 )
 

@@ -9,13 +9,8 @@ from tests.factory import packed, service
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code
 from pointsman.model.objects import Service
-from pointsman.model.service import (
-    Protocol,
-    ServicePort,
-    ServicePortName,
-    find_skip_reason,
-    parse_service_ports,
-)
+from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.model.service_parsing import find_skip_reason, parse_service_ports
 
 
 def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
@@ -127,6 +122,24 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
     asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
     ports, findings, _ = parse_service_ports(asking, Family.IPV4)
     assert [port.service.source_ranges.all_frontends for port in ports.values()] == [everywhere]
+    assert [finding.code.value for finding in findings] == reasons
+
+
+@pytest.mark.parametrize(
+    ("annotations", "protocol", "keeps", "reasons"),
+    [
+        ({}, "UDP", False, []),
+        ({"pointsman.dev/udp-draining": "keep"}, "UDP", True, []),
+        ({"pointsman.dev/udp-draining": "keep"}, "TCP", False, []),
+        ({"pointsman.dev/udp-draining": "true"}, "UDP", False, ["BadAnnotation"]),
+    ],
+)
+def test_only_udp_flows_can_be_kept_on_terminating_endpoints(
+    annotations: dict[str, str], protocol: str, keeps: bool, reasons: list[str]
+) -> None:
+    asking = service(metadata={"annotations": annotations}, ports=[{"port": 53, "protocol": protocol}])
+    ports, findings, _ = parse_service_ports(asking, Family.IPV4)
+    assert [port.keeps_draining for port in ports.values()] == [keeps]
     assert [finding.code.value for finding in findings] == reasons
 
 

@@ -160,14 +160,14 @@ def tracking(annotations: dict[str, str], **balancing: Any) -> Tracker:
 
 
 def shares(tracker: Tracker) -> list[int]:
-    return [endpoint.share for endpoint in tracker.states[NAME].endpoints]
+    return [endpoint.state.share for endpoint in tracker.states[NAME].endpoints]
 
 
 def test_what_is_there_at_the_start_is_not_new() -> None:
     tracker = tracking({"slow-start": "30s"})
     tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker) == [100, 100, 100]
-    assert tracker.share_modes == {NAME: ShareMode(slow_start=30)}
+    assert tracker.shares.modes == {NAME: ShareMode(slow_start=30)}
 
 
 def test_an_endpoint_that_becomes_ready_later_begins_small_and_grows_when_told() -> None:
@@ -178,14 +178,14 @@ def test_an_endpoint_that_becomes_ready_later_begins_small_and_grows_when_told()
     assert shares(tracker) == [100, 100, 100]
     tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker) == [100, 100, FIRST_SHARE]
-    (newcomer,) = tracker.warming_up(NAME)
+    (newcomer,) = tracker.find_warming_up(NAME)
     tracker.take()
     assert tracker.set_shares(NAME, {newcomer: 60})
     assert not tracker.set_shares(NAME, {newcomer: 60})
     assert shares(tracker) == [100, 100, 60]
     assert tracker.take().states.keys() == {NAME}
     assert tracker.set_shares(NAME, {newcomer: 100}, [newcomer])
-    assert (shares(tracker), tracker.warming_up(NAME)) == ([100, 100, 100], frozenset())
+    assert (shares(tracker), tracker.find_warming_up(NAME)) == ([100, 100, 100], frozenset())
 
 
 def test_nobody_starts_slowly_while_nobody_else_serves() -> None:
@@ -205,7 +205,7 @@ def test_services_that_do_not_ask_have_no_shares_to_adjust() -> None:
         tracker = tracking(asked, **balancing)
         tracker.take()
         tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
-        assert (shares(tracker), tracker.share_modes) == ([100, 100, 100], {})
+        assert (shares(tracker), tracker.shares.modes) == ([100, 100, 100], {})
 
 
 def test_a_service_that_has_stopped_asking_gets_no_share_from_a_late_count() -> None:
@@ -226,7 +226,7 @@ def test_another_wish_begins_with_full_shares() -> None:
 
 def test_the_configuration_may_ask_for_everybody_and_a_service_may_stop_asking() -> None:
     tracker = tracking({}, scheduler=Scheduler.LEAST_CONNECTIONS, slow_start=10)
-    assert tracker.share_modes == {NAME: ShareMode(10, least_connections=True)}
+    assert tracker.shares.modes == {NAME: ShareMode(10, least_connections=True)}
     tracker.take()
     tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker)[-1] == FIRST_SHARE
@@ -235,6 +235,6 @@ def test_the_configuration_may_ask_for_everybody_and_a_service_may_stop_asking()
             metadata={"annotations": {"pointsman.dev/scheduler": "random", "pointsman.dev/slow-start": "0s"}}
         )
     )
-    assert (shares(tracker), tracker.share_modes) == ([100, 100, 100], {})
+    assert (shares(tracker), tracker.shares.modes) == ([100, 100, 100], {})
     tracker.delete_service("default/web")
     assert NAME not in tracker.states

@@ -71,7 +71,7 @@ def test_fqdn_and_other_families_are_ignored() -> None:
 def test_hints_are_kept() -> None:
     hints = {"forZones": [{"name": "a"}, {"name": "b"}], "forNodes": [{"name": "n1"}]}
     (found,) = endpoints(endpoint_slice({"addresses": ["10.244.1.1"], "hints": hints}))
-    assert (found.zone_hints, found.node_hints) == (("a", "b"), ("n1",))
+    assert (found.state.zone_hints, found.state.node_hints) == (("a", "b"), ("n1",))
 
 
 @pytest.mark.parametrize(

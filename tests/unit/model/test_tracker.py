@@ -27,7 +27,7 @@ def tracker() -> Tracker:
 def test_a_service_with_endpoints_becomes_dirty_once(tracker: Tracker) -> None:
     assert tracker.upsert_service(service())
     assert tracker.upsert_slice(endpoint_slice("10.244.1.1"))
-    assert tracker.pending == 1
+    assert len(tracker.pending_names) == 1
     (state,) = tracker.take().states.values()
     assert state is not None
     assert [str(e) for e in state.endpoints] == ["10.244.1.1:8080"]
@@ -47,10 +47,35 @@ def test_an_update_without_effect_costs_nothing(tracker: Tracker) -> None:
     tracker.upsert_slice(endpoint_slice("10.244.1.1"))
     tracker.take()
     assert not tracker.upsert_service(service(metadata={"resourceVersion": "2", "annotations": {"a": "b"}}))
-    stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
-    assert not tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata=stamped))
-    assert tracker.pending == 0
-    assert tracker.take().trigger_times == {}
+    assert not tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata={"resourceVersion": "2"}))
+    assert not tracker.pending_names
+    assert tracker.take().states == {}
+
+
+STAMPED = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
+
+
+def test_trigger_times_of_changes_that_are_none_here_count_as_in_kube_proxy(tracker: Tracker) -> None:
+    tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1"))
+    tracker.take()
+    assert tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata=STAMPED))
+    assert tracker.upsert_slice(
+        endpoint_slice("10.244.1.1", name="api-a", service_name="api", metadata=STAMPED)
+    )
+    changes = tracker.take()
+    assert changes.states == {}
+    assert {key: len(times) for key, times in changes.trigger_times.items()} == {
+        "default/web": 1,
+        "default/api": 1,
+    }
+
+
+def test_trigger_times_of_merged_changes_count_each(tracker: Tracker) -> None:
+    tracker.upsert_service(service())
+    for address in ("10.244.1.1", "10.244.1.2", "10.244.1.1"):
+        assert tracker.upsert_slice(endpoint_slice(address, metadata=STAMPED))
+    assert len(tracker.take().trigger_times["default/web"]) == 3
 
 
 def test_of_many_problems_of_one_object_some_are_told_and_the_rest_is_counted() -> None:
@@ -162,13 +187,6 @@ def test_a_deleted_slice_takes_its_pending_trigger_times_along() -> None:
     assert tracker.take().trigger_times == {}
 
 
-def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None:
-    tracker = Tracker(Family.IPV4, "n1")
-    stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:01Z"}}
-    tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata=stamped))
-    assert tracker.take().trigger_times == {}
-
-
 def test_problems_name_the_object() -> None:
     seen: list[tuple[str, str, str]] = []
 
@@ -196,7 +214,7 @@ def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
     tracker.upsert_slice(
         endpoint_slice("10.244.1.1", draining, {"addresses": ["10.244.2.1"], "nodeName": "n2"})
     )
-    assert [(port.service.health_check_node_port, count) for port, count in tracker.local_ready_counts()] == [
+    assert [(port.service.health_check_node_port, count) for port, count in tracker.count_local_ready()] == [
         (30999, 1)
     ]
 
@@ -215,7 +233,7 @@ def test_health_counts_an_address_once_whatever_ports_lead_there(tracker: Tracke
     metrics = [{"name": "metrics", "port": 9090, "protocol": "TCP"}]
     tracker.upsert_slice(endpoint_slice("10.244.1.1", "10.244.1.2", name="web-a", ports=http))
     tracker.upsert_slice(endpoint_slice("10.244.1.2", "10.244.1.3", name="web-b", ports=metrics))
-    assert [count for _, count in tracker.local_ready_counts()] == [3]
+    assert [count for _, count in tracker.count_local_ready()] == [3]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +243,7 @@ def test_only_balancers_with_policy_local_have_a_health_check_port(
     tracker: Tracker, kind: str, policy: str
 ) -> None:
     tracker.upsert_service(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=30999))
-    assert list(tracker.local_ready_counts()) == []
+    assert list(tracker.count_local_ready()) == []
 
 
 def test_a_restarted_tracker_hands_out_everything(tracker: Tracker) -> None:
@@ -351,7 +369,7 @@ def test_ranges_and_addresses_are_parsed_once_per_service_and_not_again_without_
         return count
 
     for name, parse in (("cidr_from_text", cidr_from_text), ("address_from_text", address_from_text)):
-        monkeypatch.setattr(f"pointsman.model.service.{name}", counting(parse))
+        monkeypatch.setattr(f"pointsman.model.service_parsing.{name}", counting(parse))
     ranges = [f"10.{number}.0.0/16" for number in range(20)] + ["bad"]
     external, ingress = ["198.51.100.1", "worse"], ["203.0.113.1"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 import msgspec
@@ -20,7 +22,7 @@ from pointsman.config.types import IPTables
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
-from pointsman.node.family import PeriodicComparison
+from pointsman.node.family import compare_periodically, repair_differences
 
 AT_ONCE = IPTables(min_sync_period=timedelta(milliseconds=1))
 WEB = factory.service_port().name
@@ -34,7 +36,6 @@ class Node:
         self.assembly = assembly
         self.family = assembly.proxy.families[Family.IPV4]
         self.record = assembly.proxy.reporter.statuses[Family.IPV4]
-        self.comparison = PeriodicComparison(self.family)
 
     @property
     def backend(self) -> RecordingBackend:
@@ -83,11 +84,32 @@ def test_modes_whose_drift_check_sees_only_part_compare_everything_every_five_mi
     assert periods == {"nftables": 1.0, "iptables": 300.0, "ipvs": 300.0}
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_cpu_time_of_other_threads_does_not_count_as_that_of_the_comparison(fails: bool) -> None:
+    def burn(clock: Callable[[], float]) -> None:
+        started = clock()
+        while clock() < started + 0.1:
+            pass
+
+    def read() -> None:
+        other = threading.Thread(target=burn, args=(time.thread_time,))
+        other.start()
+        other.join()
+        if fails:
+            burn(time.thread_time)
+            raise KernelError("no buffers")
+
+    async with served() as node:
+        node.backend.reading = read
+        await repair_differences(node.family)
+        assert (node.family.comparing_cpu.total >= 0.1) is fails
+
+
 async def test_what_others_changed_is_repaired_and_counted() -> None:
     async with served() as node:
         before = len(node.syncs)
         node.damage(WEB, API)
-        await node.comparison.compare()
+        await repair_differences(node.family)
         await node.assembly.settled()
         assert node.syncs[before:] == [True]
         assert node.record.drift_repaired == 1
@@ -97,7 +119,7 @@ async def test_what_others_changed_is_repaired_and_counted() -> None:
 async def test_what_is_in_order_is_left_alone() -> None:
     async with served() as node:
         before = node.syncs
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert (node.syncs, node.record.drift_repaired) == (before, 0)
 
 
@@ -106,7 +128,7 @@ async def test_nothing_is_compared_before_the_first_sync_because_the_rules_may_b
 ):
     async with started() as node:
         node.backend.reading = lambda: 1 / 0
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert (node.syncs, node.record.drift_repaired) == ([], 0)
 
 
@@ -117,10 +139,10 @@ async def test_what_the_kernel_refused_is_not_taken_for_the_work_of_others() -> 
         await node.assembly.settled()
         node.backend.refuse = {}
         before = node.syncs
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert (node.syncs, node.record.drift_repaired) == (before, 0)
         node.damage(API)
-        await node.comparison.compare()
+        await repair_differences(node.family)
         await node.assembly.settled()
         assert node.record.drift_repaired == 1
 
@@ -138,7 +160,7 @@ async def test_a_change_on_its_way_is_not_taken_for_the_work_of_others() -> None
             await async_wait_until(lambda: bool(node.family.loop.unsynced))
 
         node.backend.reading = changing
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert node.record.drift_repaired == 0
 
 
@@ -147,10 +169,10 @@ async def test_a_look_by_other_settings_than_those_of_the_last_sync_proves_nothi
         other = msgspec.structs.replace(node.assembly.proxy.node.context(Family.IPV4), masquerade_all=True)
         node.damage(WEB)
         present, node.family.context = node.family.context, lambda: other
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert node.record.drift_repaired == 0
         node.family.context = present
-        await node.comparison.compare()
+        await repair_differences(node.family)
         assert node.record.drift_repaired == 1
 
 
@@ -163,7 +185,7 @@ async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -
                 raise errors.pop()
 
         node.backend.reading = fails
-        looking = asyncio.create_task(node.comparison.run(0.001))
+        looking = asyncio.create_task(compare_periodically(node.family, 0.001))
         try:
             await async_wait_until(lambda: not errors)
             assert node.record.drift_repaired == 0
@@ -198,7 +220,7 @@ async def test_where_external_changes_are_counted_each_is_followed_by_one_compar
         monkeypatch.setattr(RecordingBackend, "external_changes", property(poll))
         node.backend.reading = count
         node.damage(WEB)
-        looking = asyncio.create_task(node.comparison.run(0.001))
+        looking = asyncio.create_task(compare_periodically(node.family, 0.001))
         try:
             await polled_again()
             assert comparisons == 0

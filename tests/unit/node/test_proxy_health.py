@@ -14,7 +14,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Meta, Node, NodeSpec, Taint
 from pointsman.node.health import ProxyHealth, find_ineligibility
 from pointsman.node.start import StartGate
-from pointsman.serve.health import HealthView, rfc3339_nano
+from pointsman.serve.health import HealthView, format_rfc3339_nano
 from pointsman.serve.messages import Response
 from pointsman.sync.reconcile import SyncOutcome
 
@@ -158,7 +158,7 @@ def test_a_change_waiting_two_sync_periods_makes_its_family_unhealthy(health: He
     assert answer.status == 503
     document = body(answer)
     assert document["healthy"] is False
-    assert document["lastUpdated"] == rfc3339_nano(synced)
+    assert document["lastUpdated"] == format_rfc3339_nano(synced)
     assert document["status"]["IPv4"]["healthy"] is False  # type: ignore[index]
     assert document["status"]["IPv6"]["healthy"] is True  # type: ignore[index]
     health.sync(Family.IPV4)
@@ -227,7 +227,7 @@ def test_other_taints_do_not_matter() -> None:
     ],
 )
 def test_times_print_as_in_go(moment: int | None, text: str) -> None:
-    assert rfc3339_nano(moment) == text
+    assert format_rfc3339_nano(moment) == text
 
 
 def test_a_leaving_process_fails_healthz_but_not_livez(health: Health) -> None:

@@ -13,7 +13,7 @@ from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
-from pointsman.node.reporter import Reporter
+from pointsman.node.reporter import MAX_HISTORY, Reporter
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncFailed, SyncOutcome, Totals
 from pointsman.wording.findings import render_message
@@ -90,6 +90,7 @@ def test_one_sync_sets_all_its_metrics_and_its_history() -> None:
         f"kubeproxy_sync_partial_proxy_rules_duration_seconds_count{{{family}}}": 1,
         f"kubeproxy_sync_full_proxy_rules_duration_seconds_count{{{family}}}": None,
         f"kubeproxy_network_programming_duration_seconds_count{{{family}}}": 2,
+        f"pointsman_programming_latency_seconds_count{{{family}}}": 2,
         f'kubeproxy_sync_proxy_rules_no_local_endpoints_total{{{family},traffic_policy="internal"}}': 1,
         f'kubeproxy_sync_proxy_rules_no_local_endpoints_total{{{family},traffic_policy="external"}}': 2,
     }
@@ -97,6 +98,22 @@ def test_one_sync_sets_all_its_metrics_and_its_history() -> None:
     assert [(point.seconds, point.full, point.changed) for point in desk.record.history] == [(0.5, False, 1)]
     assert (desk.record.endpoints, desk.record.without_local_endpoints) == (12, 3)
     assert desk.record.rejected == {str(WEB.name): "EINVAL"}
+
+
+def test_each_sync_shows_the_rules_that_changed_their_number() -> None:
+    desk = Desk()
+    for count in (7, 7, 3):
+        desk.reporter.on_synced(outcome(report=SyncReport(full=False, rules_total={"map": count, "set": 1})))
+        assert desk.metric('pointsman_rules_owned{ip_family="IPv4",table="map"}') == count
+    assert desk.metric('pointsman_rules_owned{ip_family="IPv4",table="set"}') == 1
+
+
+def test_all_syncs_are_counted_beyond_those_that_the_history_keeps() -> None:
+    desk = Desk()
+    for _ in range(MAX_HISTORY + 5):
+        desk.reporter.on_synced(outcome())
+    desk.reporter.on_sync_failed(Family.IPV4, SyncFailed("no", full=False), 1.0)
+    assert (desk.record.syncs, len(desk.record.history)) == (MAX_HISTORY + 6, MAX_HISTORY)
 
 
 @pytest.mark.parametrize(("full", "counted"), [(True, 0), (False, 1)])

@@ -17,8 +17,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
-from pointsman.node.share_adjuster import ShareAdjuster
-from pointsman.sync.open_connections import Counts
+from pointsman.node.share_adjuster import Counts, ShareAdjuster
 
 NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 
@@ -33,7 +32,7 @@ def tracking(**annotations: str) -> Tracker:
 
 
 def shares(tracker: Tracker) -> list[int]:
-    return [endpoint.share for endpoint in tracker.states[NAME].endpoints]
+    return [endpoint.state.share for endpoint in tracker.states[NAME].endpoints]
 
 
 def nobody_counts(_family: Family, _states: Mapping[ServicePortName, PortState]) -> Counts:

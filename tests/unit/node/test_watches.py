@@ -27,7 +27,7 @@ class Source:
 
     def __init__(self) -> None:
         self._status = WatchStatus(truncated=2, failures_total=3)
-        self._status.heard(time.monotonic())
+        self._status.note_data(time.monotonic())
 
     @property
     def statuses(self) -> Mapping[str, WatchStatus]:
@@ -104,17 +104,17 @@ def test_an_answer_makes_the_server_reachable_and_an_address_that_worked_is_not_
     source = Watched()
     services, node = source.statuses.values()
     for watch in (services, node):
-        watch.failed("Connection refused", answered=False)
+        watch.note_failure("Connection refused", answered=False)
     assert source.failing == ["APIServer"]
     assert source.condition("APIServer").remedy == "give another address"
-    services.failed("HTTP 403", answered=True)
+    services.note_failure("HTTP 403", answered=True)
     assert source.failing == ["WatchService", "WatchNode"]
-    services.heard(0.0)
+    services.note_data(0.0)
     services.synced = True
     assert source.failing == ["WatchNode"]
-    services.failed("Connection refused", answered=False)
+    services.note_failure("Connection refused", answered=False)
     assert source.failing == ["APIServer"]
-    assert source.condition("APIServer").remedy == ""
+    assert "address" not in source.condition("APIServer").remedy
 
 
 def test_a_kind_that_the_server_does_not_have_is_no_failure() -> None:
@@ -128,18 +128,18 @@ def test_a_kind_that_the_server_does_not_have_is_no_failure() -> None:
 def test_a_watch_that_fails_is_a_condition_whatever_objects_it_delivered() -> None:
     source = Watched()
     services, node = source.statuses.values()
-    node.opened()
-    services.opened()
+    node.note_open()
+    services.note_open()
     services.truncated = 1
-    services.failed("forbidden")
+    services.note_failure("forbidden")
     assert source.failing == ["WatchService", "ObjectsService"]
 
 
 def test_objects_that_cannot_be_used_are_named() -> None:
     source = Watched()
     services, node = source.statuses.values()
-    services.opened()
-    node.opened()
+    services.note_open()
+    node.note_open()
     services.rejected["shop/web"] = Finding(
         Code.UNDECODABLE,
         Severity.ERROR,

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from pointsman.report.archive import Part, archive, archive_text, without_credentials
+from pointsman.report.archive import Part, build_archive, redact_parts, render_archive
 
 PLANTED = [
     "Authorization: Bearer planted.secret-1234567",
@@ -23,22 +23,22 @@ PLANTED = [
 
 @pytest.mark.parametrize("secret", PLANTED)
 def test_credentials_are_taken_out_wherever_they_stand(secret: str) -> None:
-    parts = without_credentials(
+    parts = redact_parts(
         [
             Part("log.txt", "log", f"before {secret} after"),
             Part("flags.txt", "flags", missing=f"said {secret}"),
         ]
     )
-    packed = archive("report", parts, 0.0)
+    packed = build_archive("report", parts, 0.0)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
         texts = [file.read().decode() for file in files.values() if file is not None]
     assert sorted(files) == ["report/log.txt", "report/missing.txt"]
     assert not [text for text in texts if "planted" in text]
     assert "before " in texts[0]
-    assert "planted" not in archive_text("report.tar.gz", len(packed), parts)
+    assert "planted" not in render_archive("report.tar.gz", len(packed), parts)
 
 
 def test_the_same_parts_at_the_same_time_make_the_same_archive() -> None:
     parts = [Part("status.json", "status", "{}")]
-    assert archive("report", parts, 12.0) == archive("report", parts, 12.0)
+    assert build_archive("report", parts, 12.0) == build_archive("report", parts, 12.0)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pointsman.model.decision import State
-from pointsman.report.labels import selector_from_text
+from pointsman.report.labels import parse_selector
 from pointsman.report.service_list import ListQuery
 
 
@@ -16,7 +16,7 @@ from pointsman.report.service_list import ListQuery
         ListQuery(),
         ListQuery(
             "shop",
-            selector_from_text("app=web,!legacy"),
+            parse_selector("app=web,!legacy"),
             ("web", "shop/*"),
             (State.DOWN, State.PARTIAL),
             True,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.conditions import Blocks, Condition
 from pointsman.report.status import (
     FamilyStatus,
@@ -13,6 +14,7 @@ from pointsman.report.status import (
     ReloadReport,
     StatusReport,
     WatchReport,
+    render_difference,
     render_status,
 )
 
@@ -96,3 +98,7 @@ def test_kinds_of_which_a_proxy_has_no_use_are_no_failure() -> None:
     found = report(watch={"ignored": {"Deployment": 1, "Ingress": 2}})
     assert found.health is ProxyState.HEALTHY
     assert "1 Deployment, 2 Ingress" in render_status(found)
+
+
+def test_an_object_that_is_gone_is_said_to_be_missing() -> None:
+    assert render_difference(Difference("table ip kube-proxy", PRESENT)) == ["table ip kube-proxy: missing"]

@@ -11,13 +11,22 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import Count
 from pointsman.backends.ipvs.mode import MODE as IPVS_MODE
 from pointsman.backends.nftables.counters import parse_counts
-from pointsman.backends.nftables.key_fields import pack_port, pack_protocol, pack_slot_numbers
+from pointsman.backends.nftables.fields import pack_port, pack_protocol, pack_slot_numbers
 from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, build_static_sets
-from pointsman.kernel.tracked_flows import Flow
+from pointsman.explain.service_port import Traffic
+from pointsman.kernel.flow_count import FlowCount
+from pointsman.kernel.tracked_flows import FlowPath, Sighting
 from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, build_list
-from pointsman.report.traffic import Directory, Reading, ServiceTraffic, traffic_report, traffic_text
+from pointsman.report.traffic import (
+    Directory,
+    Reading,
+    TrafficReport,
+    build_traffic_report,
+    merge_traffic,
+    render_traffic,
+)
 from pointsman.screen import Screen
 
 VIP, ONE, TWO = factory.packed("10.96.0.10"), factory.packed("10.244.1.1"), factory.packed("10.244.1.2")
@@ -30,18 +39,30 @@ VIEW = view_of(
 DIRECTORY = Directory(build_list(VIEW, ServiceLabels(), ListQuery(detailed=True)).ports)
 
 
-def flow(number: int, to: bytes = VIP, port: int = 80, by: bytes = ONE, by_port: int = 8080) -> Flow:
-    source = factory.packed("10.244.9.9")
-    return Flow(TCP, source, number, to, port, by, by_port, source, number, number.to_bytes(4, "big"))
+def flow(
+    number: int,
+    to: bytes = VIP,
+    port: int = 80,
+    by: bytes = ONE,
+    by_port: int = 8080,
+    *,
+    is_open: bool = True,
+) -> Sighting:
+    return Sighting(FlowPath(to, port, by, by_port), is_open, number)
 
 
-def reading(at: float, *flows: Flow, counts: list[Count] | None = None, partial: bool = False) -> Reading:
-    return Reading(at, {"IPv4": counts}, {"IPv4": flows}, partial)
+def reading(at: float, *flows: Sighting, counts: list[Count] | None = None, partial: bool = False) -> Reading:
+    count = FlowCount(DIRECTORY.owners["IPv4"], DIRECTORY.has_endpoint, max_flows=100)
+    for one in flows:
+        count.add(TCP, one)
+    count.is_partial = partial
+    return Reading(at, {"IPv4": counts}, {"IPv4": count})
 
 
-def figures(before: Reading, now: Reading, mode: str = "nftables") -> ServiceTraffic:
-    (row,) = traffic_report(DIRECTORY, before, now, node="n1", mode=mode_named(mode)).rows
-    return row
+def figures(before: Reading, now: Reading, mode: str = "nftables") -> tuple[Traffic, list[Traffic]]:
+    """Of the one service port, and of its endpoints."""
+    (port,) = build_traffic_report(DIRECTORY, before, now, node="n1", mode=mode_named(mode)).ports
+    return port.measured, [endpoint.traffic for endpoint in port.endpoints if endpoint.traffic is not None]
 
 
 def test_flows_are_those_of_frontends_and_of_node_ports_that_an_endpoint_answers() -> None:
@@ -52,14 +73,11 @@ def test_flows_are_those_of_frontends_and_of_node_ports_that_an_endpoint_answers
         flow(3, NODE, 30080, TWO),
         flow(4, NODE, 30080, factory.packed("192.168.1.10"), 30080),
         flow(5, factory.packed("10.96.0.99")),
+        flow(6, is_open=False),
     )
-    row = figures(reading(0, flow(1)), now)
-    assert row.active == 3
-    assert {endpoint.address: endpoint.active for endpoint in row.endpoints} == {
-        "10.244.1.1:8080": 1,
-        "10.244.1.2:8080": 2,
-    }
-    assert (row.connections_per_second, row.counted) == (1.0, False)
+    port, endpoints = figures(reading(0, flow(1)), now)
+    assert (port.open, [endpoint.open for endpoint in endpoints]) == (3, [1, 2])
+    assert (port.connections_per_second, port.counted) == (1.5, False), "a short connection is new, not open"
 
 
 def test_counters_count_and_one_that_went_backwards_has_started_again() -> None:
@@ -71,10 +89,10 @@ def test_counters_count_and_one_that_went_backwards_has_started_again() -> None:
             Count(TCP, VIP, 81, 1000),
         ]
 
-    row = figures(reading(0, counts=counts(100, 50, 70)), reading(2, counts=counts(120, 62, 8)))
-    assert (row.connections_per_second, row.counted) == (10.0, True)
-    assert [endpoint.connections_per_second for endpoint in row.endpoints] == [6.0, 4.0]
-    assert [endpoint.share for endpoint in row.endpoints] == [0.6, 0.4]
+    port, endpoints = figures(reading(0, counts=counts(100, 50, 70)), reading(2, counts=counts(120, 62, 8)))
+    assert (port.connections_per_second, port.counted) == (10.0, True)
+    assert [endpoint.connections_per_second for endpoint in endpoints] == [6.0, 4.0]
+    assert [endpoint.share for endpoint in endpoints] == [0.6, 0.4]
 
 
 def test_where_only_frontends_are_counted_shares_are_those_of_flows() -> None:
@@ -82,14 +100,16 @@ def test_where_only_frontends_are_counted_shares_are_those_of_flows() -> None:
         return [Count(TCP, VIP, 80, cluster_ip), Count(TCP, NODE, 30080, node_port)]
 
     now = reading(1, flow(1), flow(2), flow(3), flow(4, by=TWO), counts=counts(9, 12))
-    row = figures(reading(0, counts=counts(4, 10)), now, IPVS_MODE.name)
-    assert row.connections_per_second == 7.0
-    assert [(e.connections_per_second, e.share) for e in row.endpoints] == [(None, 0.75), (None, 0.25)]
+    port, endpoints = figures(reading(0, counts=counts(4, 10)), now, IPVS_MODE.name)
+    assert port.connections_per_second == 7.0
+    assert [(e.connections_per_second, e.share) for e in endpoints] == [(None, 0.75), (None, 0.25)]
 
 
 def test_an_endpoint_that_is_gone_still_shows_its_flows() -> None:
-    row = figures(reading(0), reading(1, flow(1, by=factory.packed("10.244.1.7"))))
-    assert [(e.address, e.used, e.active) for e in row.endpoints][-1] == ("10.244.1.7:8080", False, 1)
+    now = reading(1, flow(1, by=factory.packed("10.244.1.7")))
+    (port,) = build_traffic_report(DIRECTORY, reading(0), now, node="n1", mode=mode_named("nftables")).ports
+    gone = port.endpoints[-1]
+    assert (gone.address, gone.used, gone.traffic and gone.traffic.open) == ("10.244.1.7:8080", False, 1)
 
 
 @pytest.mark.parametrize(
@@ -103,21 +123,37 @@ def test_an_endpoint_that_is_gone_still_shows_its_flows() -> None:
 )
 def test_what_is_not_counted_is_said(mode: str, counts: list[Count] | None, said: str) -> None:
     readings = (reading(0, counts=counts), reading(1, counts=counts, partial=True))
-    report = traffic_report(DIRECTORY, *readings, node="n1", mode=mode_named(mode))
+    report = build_traffic_report(DIRECTORY, *readings, node="n1", mode=mode_named(mode))
     assert said in report.notes[0]
     assert "a part of them" in report.notes[1]
-    assert "bypass connection tracking" in report.notes[-1]
 
 
-def test_a_screen_with_few_lines_says_what_it_hides() -> None:
-    report = traffic_report(
-        DIRECTORY, reading(0), reading(1, flow(1), flow(2, by=TWO)), node="n1", mode=mode_named("iptables")
-    )
-    text = traffic_text(report, Screen(colour=False, width=50), lines=2)
-    assert "and 1 more lines" in text
-    assert ">=2.0" in text
-    assert max(map(len, text.splitlines())) <= 50
+@pytest.mark.parametrize("width", [30, 60, 100, 200])
+def test_columns_follow_the_width_and_endpoints_stay_indented(width: int) -> None:
+    now = reading(1, flow(1), flow(2, by=TWO))
+    report = build_traffic_report(DIRECTORY, reading(0), now, node="n1", mode=mode_named("iptables"))
+    lines = render_traffic(report, Screen(colour=False, width=width)).splitlines()[2:5]
+    assert max(map(len, lines)) <= width
+    assert [line.index(word) for line, word in zip(lines, ("SERVICE", "default/", "10.2"), strict=True)] == [
+        0,
+        0,
+        2,
+    ]
+    assert ("PORT" in lines[0], "OPEN" in lines[0]) == (width > 60, True)
     assert msgspec.json.encode(report)
+
+
+def test_figures_of_several_nodes_are_added() -> None:
+    def report(*flows: Sighting) -> TrafficReport:
+        return build_traffic_report(
+            DIRECTORY, reading(0), reading(2, *flows), node="n1", mode=mode_named("iptables")
+        )
+
+    merged = merge_traffic({"n1": report(flow(1), flow(2)), "n2": report(flow(3), flow(4, by=TWO))})
+    (port,) = merged.ports
+    assert (merged.node, port.measured.open, port.measured.connections_per_second) == ("2 nodes", 4, 2.0)
+    shares = [endpoint.traffic.share for endpoint in port.endpoints if endpoint.traffic is not None]
+    assert shares == [0.75, 0.25]
 
 
 def test_the_key_of_an_element_tells_whose_counter_it_is() -> None:

@@ -9,10 +9,10 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pointsman.serve.connection import Connection
 from pointsman.serve.connections import Connections
 from pointsman.serve.messages import Client as Peer
 from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.server import Connection
 
 
 async def echo(request: Request) -> Response:

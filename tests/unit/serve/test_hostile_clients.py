@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.harness.waiting import async_wait_until
 from tests.unit.serve.client import Client, asking, connected, echo, statuses, talking
 
-from pointsman.serve.connection import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.serve.listeners import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.server import MAX_BODY_BYTES, MAX_HEAD_BYTES
 
 CHUNKED = b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 

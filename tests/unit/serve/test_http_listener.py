@@ -14,9 +14,8 @@ import pytest
 from tests.harness.waiting import async_wait_until
 
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
-from pointsman.serve.handlers import route, with_deadline
 from pointsman.serve.listeners import BindFailed, Listener, open_socket, parse_bind_address
-from pointsman.serve.messages import Request, Response, text_response
+from pointsman.serve.messages import Request, Response, route, text_response, with_deadline
 from pointsman.serve.server import HttpServer
 
 

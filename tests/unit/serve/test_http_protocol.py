@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.serve.client import Client, asking, echo, statuses, talking, undated
 
-from pointsman.serve.connection import format_http_date
 from pointsman.serve.connections import Closable, Connections, ErrorLog, HttpError
 from pointsman.serve.listeners import open_socket
 from pointsman.serve.messages import Request, Response, text_response
-from pointsman.serve.server import HttpServer
+from pointsman.serve.server import HttpServer, format_http_date
 
 CHUNKED = b"PUT /chunked HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"
 REQUESTS = (

@@ -8,20 +8,19 @@ import aiohttp
 import pytest
 
 from pointsman.conditions import NODE_ELIGIBLE, Blocks, Condition, ConditionBoard
-from pointsman.config.gates import FeatureGates, effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.model.addresses import Family
 from pointsman.obs.registry import Metrics
-from pointsman.serve.handlers import route
 from pointsman.serve.health import HealthView
 from pointsman.serve.listeners import Listener
-from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.messages import Handler, Request, Response, route, text_response
 from pointsman.serve.routes import (
     Pages,
+    build_health_routes,
+    build_metrics_routes,
     format_flagz,
     format_uptime,
-    health_routes,
     make_statusz,
-    metrics_routes,
 )
 
 CANNOT_EXCLUDE = 'warn: some health checks cannot be excluded: no matches for "x"\n'
@@ -42,7 +41,7 @@ def pages(
         profiling=profiling,
         set_verbosity=set_verbosity,
         extra=extra or {},
-        gates=gates or effective_gates({}),
+        gates=gates or FeatureGates({}),
     )
 
 
@@ -74,13 +73,13 @@ async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
     metrics, board = Metrics("nftables"), ConditionBoard()
     board.replace("node", [Condition.false(NODE_ELIGIBLE, "NodeUnknown", "", blocks=Blocks.TRAFFIC)])
     health = HealthView(board, {Family.IPV4: 30 * SECOND})
-    answers = await asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/nope")
+    answers = await asked(build_health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/nope")
     assert [status for status, _, _ in answers] == [503, 200, 200, 404, 404]
     for _, headers, _ in answers[:3]:
         assert headers["Content-Type"] == "application/json"
         assert headers["X-Content-Type-Options"] == "nosniff"
     board.replace("node", [Condition.true(NODE_ELIGIBLE, Blocks.TRAFFIC)])
-    assert (await asked(health_routes(health, metrics), "/healthz"))[0][0] == 200
+    assert (await asked(build_health_routes(health, metrics), "/healthz"))[0][0] == 200
     text = metrics.render().decode()
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text
     assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in text
@@ -88,7 +87,7 @@ async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
 
 
 async def test_plain_pages() -> None:
-    routes = metrics_routes(Metrics("nftables"), pages())
+    routes = build_metrics_routes(Metrics("nftables"), pages())
     (ok, ping, mode, config) = await asked(routes, "/healthz", "/healthz/ping", "/proxyMode", "/configz")
     assert (ok[0], ok[2]) == (ping[0], ping[2]) == (200, "ok")
     assert (mode[0], mode[2]) == (200, "nftables")
@@ -107,12 +106,14 @@ async def test_plain_pages() -> None:
     ],
 )
 async def test_healthz_lists_its_checks_when_asked_to_as_kube_proxy_does(query: str, body: str) -> None:
-    ((status, _, text),) = await asked(metrics_routes(Metrics("iptables"), pages()), f"/healthz?{query}")
+    ((status, _, text),) = await asked(
+        build_metrics_routes(Metrics("iptables"), pages()), f"/healthz?{query}"
+    )
     assert (status, text) == (200, body)
 
 
 async def test_what_a_node_is_like_is_not_told_under_a_name_that_leads_here() -> None:
-    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    routes = build_metrics_routes(Metrics("nftables"), pages(profiling=True))
     told = ["/configz", "/flagz", "/statusz", "/debug/pprof/goroutine"]
     for name, status in (("evil.example", 403), ("evil.example:10249", 403), ("localhost", 200)):
         assert {answer[0] for answer in await asked(routes, *told, host=name)} == {status}
@@ -121,7 +122,11 @@ async def test_what_a_node_is_like_is_not_told_under_a_name_that_leads_here() ->
 
 async def test_metrics_and_slis_are_prometheus_text() -> None:
     answers = await asked(
-        metrics_routes(Metrics("iptables"), pages()), "/healthz", "/healthz/ping", "/metrics", "/metrics/slis"
+        build_metrics_routes(Metrics("iptables"), pages()),
+        "/healthz",
+        "/healthz/ping",
+        "/metrics",
+        "/metrics/slis",
     )
     for _, headers, _ in answers[2:]:
         assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -131,13 +136,13 @@ async def test_metrics_and_slis_are_prometheus_text() -> None:
 
 
 async def test_unknown_paths_and_profiling_are_404_by_default() -> None:
-    routes = metrics_routes(Metrics("iptables"), pages())
+    routes = build_metrics_routes(Metrics("iptables"), pages())
     paths = ["/", "/readyz", "/livez", "/debug/pprof/", "/debug/flags/v", "/debug/pprof/profile"]
     assert {status for status, _, _ in await asked(routes, *paths)} == {404}
 
 
 async def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
-    status, flags = await asked(metrics_routes(Metrics("iptables"), pages()), "/statusz", "/flagz")
+    status, flags = await asked(build_metrics_routes(Metrics("iptables"), pages()), "/statusz", "/flagz")
     assert "Binary version: v1.2.3" in status[2]
     assert "/configz" in status[2]
     assert "/metrics/slis" in status[2]
@@ -146,15 +151,15 @@ async def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
 
 
 async def test_pages_switched_off_by_their_gates_are_404_and_not_listed() -> None:
-    gates = effective_gates({"ComponentFlagz": False, "ComponentStatusz": True})
+    gates = FeatureGates({"ComponentFlagz": False, "ComponentStatusz": True})
     flagz, statusz = await asked(
-        metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
+        build_metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
     )
     assert (flagz[0], statusz[0]) == (404, 200)
     assert "/flagz" not in statusz[2]
-    gates = effective_gates({"ComponentStatusz": False})
+    gates = FeatureGates({"ComponentStatusz": False})
     flagz, statusz = await asked(
-        metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
+        build_metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
     )
     assert (flagz[0], statusz[0]) == (200, 404)
 
@@ -173,11 +178,11 @@ async def test_extra_routes_are_served() -> None:
     async def home(_request: Request) -> Response:
         return text_response("home")
 
-    assert (await asked(metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/"))[0][2] == "home"
+    assert (await asked(build_metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/"))[0][2] == "home"
 
 
 async def test_debug_pages_when_profiling_is_switched_on() -> None:
-    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    routes = build_metrics_routes(Metrics("nftables"), pages(profiling=True))
     index, stacks, profile = await asked(
         routes, "/debug/pprof/", "/debug/pprof/goroutine", "/debug/pprof/profile"
     )
@@ -189,7 +194,7 @@ async def test_debug_pages_when_profiling_is_switched_on() -> None:
 
 async def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
     levels: list[int] = []
-    routes = metrics_routes(Metrics("nftables"), pages(profiling=True, set_verbosity=levels.append))
+    routes = build_metrics_routes(Metrics("nftables"), pages(profiling=True, set_verbosity=levels.append))
     assert (await asked(routes, "/debug/flags/v", method="PUT", data=b"4"))[0][0] == 200
     assert (await asked(routes, "/debug/flags/v", method="PUT", data=b"loud"))[0][0] == 400
     assert (await asked(routes, "/debug/flags/v"))[0][0] == 406
@@ -198,7 +203,7 @@ async def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "[::1]:0", "[::]:0"])
 async def test_stacks_are_served_on_loopback_of_either_family(bind: str) -> None:
-    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    routes = build_metrics_routes(Metrics("nftables"), pages(profiling=True))
     host_free = "127.0.0.1" if bind == "[::]:0" else None
     listener = Listener("test", route(routes))
     await listener.start(bind)

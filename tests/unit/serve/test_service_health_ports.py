@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -72,6 +73,30 @@ async def test_a_changed_port_moves_and_a_removed_service_closes() -> None:
     assert ports.open_ports == {}
     with pytest.raises(aiohttp.ClientConnectionError):
         await ask(second)
+
+
+async def test_a_request_in_flight_when_its_service_is_deleted_is_never_answered_200() -> None:
+    """Steps of the loop lie between the arrival of a request and its answer; the Service is deleted after each of them."""
+    answers: list[bytes] = []
+    for steps in range(12):
+        port = free_port()
+        ports = ServiceHealthPorts("node", lambda: True)
+        await ports.sync({"a/b": ServiceHealth("a", "b", port, 2)}, ["127.0.0.1"])
+        with socket.socket() as client:
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+            client.setblocking(False)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            answered_before = b""
+            with contextlib.suppress(BlockingIOError):
+                answered_before = client.recv(4096)
+            await ports.sync({}, ["127.0.0.1"])
+            if not answered_before:
+                with contextlib.suppress(ConnectionResetError):
+                    answers.append(await asyncio.get_running_loop().sock_recv(client, 4096))
+    assert answers
+    assert not any(answer.startswith(b"HTTP/1.1 200") for answer in answers)
 
 
 async def test_a_taken_port_is_reported_harms_no_other_service_and_is_tried_again() -> None:

@@ -12,12 +12,12 @@ from tests.fake.recording import RecordingBackend
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingRequest, Scheduler
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Code, Finding
-from pointsman.model.hash_budget import MAX_EXTRA_ELEMENTS
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import ServicePort
-from pointsman.model.slots import assign_slots
+from pointsman.model.slots import MAX_EXTRA_ELEMENTS, assign_slots
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync.reconcile import MAX_TRIGGER_TIMES, Reconciler, SyncFailed, Totals
 
@@ -336,5 +336,76 @@ def test_large_hash_tables_of_all_services_are_limited_together_and_the_others_a
     limited = [finding for finding in outcome.findings if finding.code is Code.HASH_BUDGET_EXCEEDED]
     assert len(limited) == 22
     gone: Changes = Changes(dict.fromkeys([port.name for port in ports[:22]]))
-    reconciler.sync(gone, context())
+    outcome = reconciler.sync(gone, context())
+    while outcome.waiting:
+        outcome = reconciler.sync(Changes({}), context())
     assert all(not plan.findings for plan in backend.programmed.values())
+
+
+LARGE = BalancingRequest(Scheduler.SOURCE_HASH, "source-hash", hash_slots=65536)
+TWO = (endpoint("10.244.1.1"), endpoint("10.244.1.2"))
+
+
+def hashed(number: int, network: str = "192.0.2") -> ServicePort:
+    return service_port(
+        f"hashed-{number}",
+        cluster_ip=f"10.96.2.{number}",
+        balancing=LARGE,
+        external_ips=(f"{network}.{number}",),
+    )
+
+
+def some_hashed(network: str = "192.0.2", endpoints: tuple[Endpoint, ...] = TWO) -> Changes:
+    ports = [hashed(number, network) for number in range(1, 7)]
+    times = {port.name.key: (1.0,) for port in ports}
+    return Changes({port.name: PortState(port, endpoints) for port in ports}, times)
+
+
+def test_services_with_large_hash_tables_follow_the_others_a_few_per_sync(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    reconciler.sync(changes(WEB), context())
+    large = some_hashed()
+    outcome = reconciler.sync(
+        Changes({**large.states, **changes(API).states}, large.trigger_times), context()
+    )
+    assert API.name in backend.programmed
+    assert 2 < len(backend.programmed) < 8
+    assert outcome.waiting | backend.programmed.keys() == {WEB.name, API.name, *large.states}
+    assert outcome.trigger_times.keys() == {name.key for name in large.states if name in backend.programmed}
+    assert reconciler.snapshot().unsynced == outcome.waiting
+    meanwhile = reconciler.sync(Changes({API.name: None}), context())
+    assert (set(meanwhile.changes), meanwhile.waiting) == ({API.name}, outcome.waiting)
+    syncs = 0
+    while outcome.waiting:
+        outcome = reconciler.sync(Changes({}), context())
+        assert not outcome.report.full
+        assert outcome.trigger_times.keys() == {name.key for name in outcome.changes}
+        syncs += 1
+    assert syncs > 1
+    assert backend.programmed.keys() == {WEB.name, *large.states}
+
+
+def test_no_change_waits_that_gives_up_an_address(reconciler: Reconciler) -> None:
+    reconciler.sync(some_hashed(), context())
+    assert reconciler.sync(some_hashed("198.51.100"), context()).waiting == frozenset()
+    moved = some_hashed("198.51.100", (*TWO, endpoint("10.244.1.3")))
+    assert reconciler.sync(moved, context()).waiting
+
+
+def test_a_waiting_service_that_is_deleted_waits_no_longer(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    reconciler.sync(changes(WEB), context())
+    gone = max(reconciler.sync(some_hashed(), context()).waiting)
+    assert gone not in reconciler.sync(Changes({gone: None}), context()).waiting
+    assert gone not in backend.programmed
+
+
+def test_the_first_sync_and_one_in_a_new_context_fill_all_hash_tables(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    assert reconciler.sync(some_hashed(), context()).waiting == frozenset()
+    assert len(backend.programmed) == 6
+    more = some_hashed(endpoints=(*TWO, endpoint("10.244.1.3")))
+    assert reconciler.sync(more, context(masquerade_all=True)).waiting == frozenset()

@@ -27,6 +27,7 @@ from tests.unit.sync.flow_making import (
 
 from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.model.addresses import Cidr, Family
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
@@ -77,6 +78,22 @@ def test_an_endpoint_that_stops_serving_loses_its_flows() -> None:
     dead = pod(POD_A, ready=False, serving=False, terminating=True)
     change = PlanChange(plan(pod(POD_A), pod(POD_B)), plan(dead, pod(POD_B)))
     assert check_after(change).find_stale([flow(CLUSTER, 53, POD_A)]) == [flow(CLUSTER, 53, POD_A)]
+
+
+def test_where_asked_a_terminating_endpoint_keeps_its_flows_until_it_is_removed() -> None:
+    def keeping(*endpoints: Endpoint) -> ServicePlan:
+        return plan(*endpoints, pod(POD_B), keep_draining_udp=True)
+
+    ends = pod(POD_A, ready=False, serving=False, terminating=True)
+    lost = flow(CLUSTER, 53, POD_A)
+    assert check_after(PlanChange(keeping(pod(POD_A)), keeping(ends))).find_stale([lost]) == []
+    assert check_after(PlanChange(keeping(ends), keeping())).find_stale([lost]) == [lost]
+    unready = pod(POD_A, ready=False, serving=False)
+    assert check_after(PlanChange(keeping(pod(POD_A)), keeping(unready))).find_stale([lost]) == [lost]
+    withdrawn = PlanChange(keeping(ends), plan(ends, pod(POD_B)))
+    assert check_after(withdrawn).find_stale([lost]) == [lost], "the annotation was removed"
+    deleted = PlanChange(keeping(ends), None)
+    assert check_after(deleted).find_stale([lost]) == [lost], "the Service was deleted"
 
 
 def test_a_ready_endpoint_that_does_not_serve_loses_its_flows_as_with_kube_proxy() -> None:
@@ -289,8 +306,8 @@ def test_endpoints_are_read_only_where_they_decide(monkeypatch: pytest.MonkeyPat
         read.append(made)
         return frozenset()
 
-    monkeypatch.setattr("pointsman.sync.stale_flows._listed", count)
-    monkeypatch.setattr("pointsman.sync.stale_flows._used", count)
+    monkeypatch.setattr("pointsman.sync.stale_flows._collect_listed", count)
+    monkeypatch.setattr("pointsman.sync.stale_flows._collect_used", count)
     before, after = (plan(pod(one), name=TCP_NAME) for one in (POD_A, POD_B))
     assert extend_check(None, PlanChange(before, after)) is None
     assert read == []

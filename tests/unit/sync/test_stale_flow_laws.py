@@ -64,6 +64,7 @@ def plans(draw: st.DrawFn, protocol: Protocol, resetting: st.SearchStrategy[bool
         internal_local=draw(st.booleans()),
         external_local=draw(st.booleans()),
         balancing=BalancingRequest(reset_gone=draw(resetting)),
+        keep_draining_udp=draw(st.booleans()),
     )
 
 
@@ -184,17 +185,20 @@ def test_where_asked_every_tcp_flow_of_an_endpoint_that_left_goes(history: list[
 
 
 @given(histories(Protocol.UDP, st.booleans()))
-def test_after_any_change_udp_flows_at_a_served_frontend_are_those_on_serving_endpoints(
+def test_after_any_change_udp_flows_at_a_served_frontend_are_those_on_serving_or_kept_endpoints(
     history: list[ServicePlan | None],
 ) -> None:
     if all(plan_then == history[-1] for plan_then in history):
         return
     latest = history[-1]
-    serving = {e.identity for e in latest.endpoints.all if e.serving} if latest else set()
+    keeps = latest is not None and latest.port.service.keep_draining_udp
+    kept = (
+        {e.identity for e in latest.endpoints.all if e.serving or (keeps and e.terminating)} if latest else ()
+    )
     gone = doomed(history, Protocol.UDP)
     for entry in every_flow(Protocol.UDP):
         if to(entry) in translating(latest):
-            assert (entry in gone) == (by(entry) not in serving), entry
+            assert (entry in gone) == (by(entry) not in kept), entry
 
 
 @given(histories(Protocol.UDP))

@@ -17,7 +17,7 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Changes, Tracker
 from pointsman.sync.loop import SyncListener, SyncLoop
-from pointsman.sync.pacing import Pace, Pacer
+from pointsman.sync.pacing import COST_FACTOR, MAX_PAUSE_SECONDS, Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
 
 pytestmark = pytest.mark.virtual_time
@@ -70,14 +70,14 @@ class LoopHarness:
         self.tracker = Tracker(Family.IPV4, "n1")
         self.notes = Notes()
         self.sync_takes = sync_takes
-        now = asyncio.get_running_loop().time()
         self.loop = SyncLoop(
             self.tracker,
             Reconciler(self.backend),
-            Pacer(Pace(min_period, 30.0, drift_period), now),
+            Pacer(Pace(min_period, 30.0, drift_period)),
             context=context,
             run_blocking=self._inline,
             listeners=[self.notes, *([listener] if listener is not None else [])],
+            read_cpu_time=asyncio.get_running_loop().time,
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -113,6 +113,69 @@ async def test_a_storm_of_changes_is_served_in_few_syncs() -> None:
     await harness.stop()
 
 
+BY_COST = 0.0
+
+
+class Latencies(SyncListener):
+    """How long each change took to be programmed."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, float] = {}
+        self.seconds: list[float] = []
+
+    def on_synced(self, outcome: SyncOutcome) -> None:
+        now = asyncio.get_running_loop().time()
+        self.seconds += [now - self.made[name.key] for name in outcome.changes]
+
+
+async def measure_latency(*, sync_takes: float, count: int, interval: float) -> tuple[float, list[float]]:
+    """Make changes at an interval; return the longest latency and the times of all syncs."""
+    latencies = Latencies()
+    harness = LoopHarness(min_period=BY_COST, sync_takes=sync_takes, listener=latencies)
+    for number in range(count):
+        latencies.made[f"default/s{number}"] = asyncio.get_running_loop().time()
+        harness.tracker.upsert_service(service(f"s{number}", clusterIP=f"10.96.{number >> 8}.{number & 255}"))
+        harness.loop.request()
+        await asyncio.sleep(interval)
+    await harness.loop.wait_idle()
+    await harness.stop()
+    assert len(latencies.seconds) == count
+    return max(latencies.seconds), harness.notes.times("full", "partial")
+
+
+async def test_by_cost_changes_that_come_one_by_one_do_not_wait() -> None:
+    longest, syncs = await measure_latency(sync_takes=0.001, count=100, interval=0.1)
+    assert longest <= 0.001 + 1e-6
+    assert len(syncs) == 100
+
+
+async def test_by_cost_two_hundred_changes_per_second_share_syncs() -> None:
+    longest, syncs = await measure_latency(sync_takes=0.001, count=400, interval=0.005)
+    assert longest <= 0.001 * (COST_FACTOR + 2) + 1e-6
+    assert len(syncs) <= 2 + 2.0 / (0.001 * COST_FACTOR)
+
+
+async def test_by_cost_a_burst_is_handled_together() -> None:
+    harness = LoopHarness(min_period=BY_COST, sync_takes=0.002)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    for number in range(5000):
+        harness.tracker.upsert_service(service(f"b{number}", clusterIP=f"10.97.{number >> 8}.{number & 255}"))
+        harness.loop.request()
+        if not number % 100:
+            await asyncio.sleep(0.01)
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 5001
+    assert len(harness.notes.times("full", "partial")) <= 1 + 2 + 0.5 / (0.002 * COST_FACTOR) + 1
+    await harness.stop()
+
+
+async def test_by_cost_expensive_syncs_start_once_per_second_and_none_starves() -> None:
+    longest, syncs = await measure_latency(sync_takes=0.4, count=50, interval=0.1)
+    assert longest <= MAX_PAUSE_SECONDS + 0.4 + 1e-6
+    assert all(later - earlier >= 0.999 for earlier, later in itertools.pairwise(syncs[2:]))
+
+
 async def test_changes_during_a_sync_cause_another_one() -> None:
     harness = LoopHarness(sync_takes=0.5)
     harness.change(1)
@@ -132,6 +195,32 @@ async def test_a_failure_is_retried_with_growing_pauses_and_loses_nothing() -> N
     assert harness.notes.times("failed") == [0.0, 1.0, 3.0]
     assert harness.notes.times("full") == [7.0]
     assert len(harness.backend.programmed) == 1
+    await harness.stop()
+
+
+async def test_hash_tables_that_wait_are_filled_at_once_and_changes_meanwhile_wait_for_one_sync_only() -> (
+    None
+):
+    harness = LoopHarness(sync_takes=0.1)
+    harness.change(0)
+    await harness.loop.wait_idle()
+    annotations = {"pointsman.dev/scheduler": "source-hash", "pointsman.dev/hash-slots": "65536"}
+    for number in range(1, 13):
+        name = f"hashed-{number}"
+        harness.tracker.upsert_service(
+            service(name, clusterIP=f"10.96.2.{number}", metadata={"annotations": annotations})
+        )
+        harness.tracker.upsert_slice(endpoint_slice("10.1.0.1", "10.1.0.2", name=name, service_name=name))
+    harness.change(1)
+    await asyncio.sleep(0.15)
+    assert len(harness.loop.unsynced) > 6
+    harness.change(2)
+    await asyncio.sleep(0.2)
+    assert {"s1", "s2"} <= {name.service for name in harness.backend.programmed}
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 15
+    starts = harness.notes.times("full", "partial")
+    assert starts[-1] - starts[1] == pytest.approx(0.1 * (len(starts) - 2))
     await harness.stop()
 
 

@@ -24,6 +24,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "pointsman.config" -}}
 {{- $config := deepCopy .Values.config -}}
+{{- if and (not $config.clusterCIDR) (has ($config.detectLocalMode | default "") (list "" "ClusterCIDR")) -}}
+{{- fail "config.clusterCIDR: give the pod network, such as 10.244.0.0/16 (with kubeadm, podSubnet in `kubectl -n kube-system get configmap kubeadm-config -o yaml`), or another config.detectLocalMode" -}}
+{{- end -}}
 {{- with include "pointsman.kubeconfig" . -}}
 {{- $connection := merge (dict "kubeconfig" .) (get $config "clientConnection" | default dict) -}}
 {{- $_ := set $config "clientConnection" $connection -}}
@@ -45,5 +48,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $host := regexReplaceAll ":[0-9]+$" . "" | trimPrefix "[" | trimSuffix "]" -}}
 host: {{ has $host (list "" "0.0.0.0" "::") | ternary "127.0.0.1" $host | quote }}
 port: {{ regexFind "[0-9]+$" . }}
+{{- if $.Values.secureServing.health }}
+scheme: HTTPS
+{{- end }}
 {{- end -}}
 {{- end -}}

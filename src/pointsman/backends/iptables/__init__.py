@@ -13,5 +13,5 @@ The ledger is not used here: no row is shared. A service port's chains are its o
 fragments, so a row per chain would cost a dictionary of all chains and save nothing.
 
 A change that adds a chain must also add it to `static.CHAINS` or `names.is_service_chain`, from which clean-up follows.
-A change of a rule's spelling must also keep `spelling.canonical` true for the versions in docs/iptables.md.
+A change of a rule's spelling must also keep `rule_text.canonicalize` true for the versions in docs/iptables.md.
 """

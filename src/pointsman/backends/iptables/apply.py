@@ -42,7 +42,7 @@ from pointsman.backends.iptables.check import (
 from pointsman.backends.iptables.compile import compile_plan
 from pointsman.backends.iptables.fragment import SHARED_CHAINS, Committed, Fragment, wants_comments
 from pointsman.backends.iptables.isolate import find_rejected, remove_leftovers
-from pointsman.backends.iptables.settings import (
+from pointsman.backends.iptables.static import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     KernelFacts,
@@ -51,8 +51,8 @@ from pointsman.backends.iptables.settings import (
 )
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.rule_text import Jump, parse_chains
 from pointsman.backends.netfilter.runners import activate_dormant, describe_unreadable, diff_dormant
-from pointsman.backends.netfilter.tables import Jump, parse_chains
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
@@ -165,8 +165,7 @@ class IptablesBackend(Backend):
         self._committed = Committed(fragments)
         self._rejected = rejected
         if settings.localhost_node_ports:
-            found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
-            conditions += [] if found is None else [_without_localhost(found)]
+            self._sysctls.ensure(ROUTE_LOCALNET, 1, effect="node ports do not answer on 127.0.0.1")
         self._conditions = tuple(conditions)
         return self._report(True, text, corrected)
 
@@ -303,8 +302,3 @@ class IptablesBackend(Backend):
             corrected=corrected,
             conditions=self._conditions,
         )
-
-
-def _without_localhost(found: Condition) -> Condition:
-    message = f"node ports do not answer on 127.0.0.1: {found.message}"
-    return msgspec.structs.replace(found, message=message)

@@ -13,10 +13,10 @@ import msgspec
 
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.fragment import NAT_SERVICES, SHARED_CHAINS, Fragment, SharedChain
-from pointsman.backends.iptables.settings import Settings
+from pointsman.backends.iptables.static import Settings
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.tables import Jump
+from pointsman.backends.netfilter.rule_text import Jump
 from pointsman.model.service import ServicePortName
 
 EMPTY = Fragment()
@@ -103,7 +103,7 @@ def build_batch(
     for table in (FILTER, NAT):
         _add_table(batch, table, settings, fragments, changes, over_nftables)
     if changes.create_canary:
-        batch.add_lines([f"*{MANGLE}", _declaration(names.CANARY), "COMMIT"])
+        batch.add_lines([f"*{MANGLE}", _format_declaration(names.CANARY), "COMMIT"])
     return batch
 
 
@@ -147,11 +147,11 @@ def _sorted_declarations(
     Legacy iptables is the other way round: a restore of as many takes about a tenth less time when they descend.
     """
     text = b"".join([fragment.declarations for fragment in fragments])
-    text += "".join([f"{_declaration(chain)}\n" for chain in others]).encode()
+    text += "".join([f"{_format_declaration(chain)}\n" for chain in others]).encode()
     return b"".join(sorted(text.splitlines(keepends=True), reverse=descending))
 
 
-def _declaration(chain: str) -> str:
+def _format_declaration(chain: str) -> str:
     return f":{chain} - [0:0]"
 
 

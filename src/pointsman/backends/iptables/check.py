@@ -22,18 +22,11 @@ from pointsman.backends.iptables.fragment import (
     SharedChain,
     wants_comments,
 )
-from pointsman.backends.iptables.settings import Settings
-from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.iptables.static import Settings
+from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.runners import diff_dormant
-from pointsman.backends.netfilter.tables import (
-    Chains,
-    Jump,
-    canonical_rules,
-    diff_jumps,
-    diff_rules,
-    parse_chains,
-)
+from pointsman.backends.netfilter.rule_text import Chains, Jump, canonical_rules, canonicalize, parse_chains
+from pointsman.backends.netfilter.runners import diff_dormant, diff_jumps, diff_rules
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.model.plan import ServicePlan
@@ -73,7 +66,7 @@ def _holds_own_chains(fragment: Fragment, chains: Chains) -> bool:
 def _holds_shared(settings: Settings, fragments: Fragments, chain: SharedChain, tables: Tables) -> bool:
     """Compare without regard to the order of services; only the jumps to node ports must come last."""
     want = b"".join([fragment.lines_in(chain) for fragment in fragments.values()]).splitlines()
-    last = [rule.encode() for rule in _last_rules(settings, chain)]
+    last = [rule.encode() for rule in _build_last_rules(settings, chain)]
     have = tables[chain.table].get(chain.chain, b"?").splitlines()
     end = len(have) - len(last)
     return have[end:] == last and sorted(have[:end]) == sorted(want)
@@ -82,19 +75,19 @@ def _holds_shared(settings: Settings, fragments: Fragments, chain: SharedChain, 
 def _holds_frame(settings: Settings, table: str, chains: Chains) -> bool:
     return all(
         chain in chains and canonical_rules(chains[chain]) == rules
-        for chain, rules in _frame(settings, table).items()
+        for chain, rules in _build_frame(settings, table).items()
     )
 
 
-def _frame(settings: Settings, table: str) -> dict[str, list[str]]:
+def _build_frame(settings: Settings, table: str) -> dict[str, list[str]]:
     """Return the canonical rules of the chains that no service writes to."""
     frame: dict[str, list[str]] = {chain: [] for chain in static.frame_chains(table, settings)}
     for rule in static.frame_rules(table, settings):
-        frame[rule.split(" ", 2)[1]].append(spelling.canonical(rule))
+        frame[rule.split(" ", 2)[1]].append(canonicalize(rule))
     return frame
 
 
-def _last_rules(settings: Settings, chain: SharedChain) -> list[str]:
+def _build_last_rules(settings: Settings, chain: SharedChain) -> list[str]:
     return list(static.node_port_jumps(settings)) if chain == NAT_SERVICES else []
 
 
@@ -130,7 +123,7 @@ def diff_tables(
 
 
 def _diff_frame(settings: Settings, table: str, chains: Chains) -> Iterator[Difference]:
-    for chain, want in _frame(settings, table).items():
+    for chain, want in _build_frame(settings, table).items():
         if chain == names.CANARY:
             continue  # the drift check's
         if chain not in chains:
@@ -150,7 +143,7 @@ def _diff_shared(
         for name, fragment in fragments.items()
         for rule in canonical_rules(fragment.lines_in(chain))
     }
-    last = [spelling.canonical(rule) for rule in _last_rules(settings, chain)]
+    last = [canonicalize(rule) for rule in _build_last_rules(settings, chain)]
     want = [
         *(rule for fragment in fragments.values() for rule in canonical_rules(fragment.lines_in(chain))),
         *last,

@@ -16,12 +16,11 @@ from functools import partial
 from pointsman.backends.contract import NOT_OURS, CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.iptables import isolate, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
-from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.runners import text_to_clean
-from pointsman.backends.netfilter.spelling import canonical
-from pointsman.backends.netfilter.tables import parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import canonicalize, deletion_text, parse_chains, rules_in
+from pointsman.backends.netfilter.runners import read_text_to_clean
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import Iptables
@@ -60,18 +59,18 @@ def _clean_family(runner: Iptables, cleaning: CleanupContext) -> Iterator[Cleanu
     for table in (MANGLE, FILTER, NAT):
         try:
             unwanted = partial(_is_ours, table, keep.get(table, ()))
-            text = text_to_clean(runner, table, unwanted)
+            text = read_text_to_clean(runner, table, unwanted)
             held[table] = {chain: rules_in(block) for chain, block in parse_chains(text).items()}
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
             yield CleanupItem(
-                "rules", where=_where(runner, table), status=CleanupStatus.FAILED, why=str(error)
+                "rules", where=_describe_place(runner, table), status=CleanupStatus.FAILED, why=str(error)
             )
     has_kubelet = MANGLE not in held or any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
     restore = _load_nothing if cleaning.dry_run else runner.restore
     for table, scratch in isolate.remove_leftovers(restore, held).items():
-        yield CleanupItem("scratch chains", where=_where(runner, table), count=len(scratch))
+        yield CleanupItem("scratch chains", where=_describe_place(runner, table), count=len(scratch))
     if not cleaning.all_proxies and not any(map(_has_mark, held.values())):
         if any(
             _is_ours(table, keep.get(table, ()), chain) and chain not in names.KUBELET_TOO
@@ -87,7 +86,7 @@ def _clean_family(runner: Iptables, cleaning: CleanupContext) -> Iterator[Cleanu
         if table == FILTER and not has_kubelet and not loopback_is_routed and _has_only_guard(chains):
             ours |= {names.KUBELET_FIREWALL}.difference(kept)
         if ours:
-            yield from _clean_table(restore, _where(runner, table), table, chains, ours)
+            yield from _clean_table(restore, _describe_place(runner, table), table, chains, ours)
 
 
 def _load_nothing(_text: bytes) -> None:
@@ -96,7 +95,9 @@ def _load_nothing(_text: bytes) -> None:
 
 def _has_mark(chains: Mapping[str, list[str]]) -> bool:
     """Return whether Pointsman wrote this table."""
-    return any(canonical(rule) == canonical(static.CANARY_RULE) for rule in chains.get(names.CANARY, ()))
+    return any(
+        canonicalize(rule) == canonicalize(static.CANARY_RULE) for rule in chains.get(names.CANARY, ())
+    )
 
 
 def _is_loopback_routed(cleaning: CleanupContext) -> bool:
@@ -112,14 +113,16 @@ def _is_ours(table: str, keep: Collection[str], chain: str) -> bool:
     )
 
 
-def _where(runner: Iptables, table: str) -> str:
+def _describe_place(runner: Iptables, table: str) -> str:
     return f"{runner.programs.edit} table {table}"
 
 
 def _has_only_guard(chains: dict[str, list[str]]) -> bool:
     """Return whether KUBE-FIREWALL exists and holds nothing but our own rule."""
     rules = chains.get(names.KUBELET_FIREWALL)
-    return rules is not None and all(canonical(rule) == canonical(static.localnet_guard()) for rule in rules)
+    return rules is not None and all(
+        canonicalize(rule) == canonicalize(static.localnet_guard()) for rule in rules
+    )
 
 
 def _clean_table(
@@ -133,10 +136,7 @@ def _clean_table(
         if _is_our_jump(table, rule, ours)
     ]
     kept = _find_referenced(chains, ours, jumps)
-    text = [f"*{table}", *(f":{chain} - [0:0]" for chain in sorted(ours))]
-    text += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
-    text += [f"-X {chain}" for chain in sorted(ours - kept)]
-    restore(("\n".join(text) + "\nCOMMIT\n").encode())
+    restore(deletion_text(table, sorted(ours), jumps, kept).encode())
     for rule in jumps:
         yield CleanupItem("jump", f"{rule.split()[1]} -> {_find_target(rule)}", where)
     removed = sorted(ours - kept)

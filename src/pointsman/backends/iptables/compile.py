@@ -12,8 +12,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pointsman.backends.iptables.fragment import Fragment
-from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, match_local
-from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.iptables.static import LOCALHOST_COUNTER, Settings
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.rule_text import (
+    NOT_FIRST,
+    RESET,
+    format_host,
+    format_probability,
+    format_recent_mask,
+    match_comment,
+    match_local,
+    reject_with,
+)
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
@@ -38,16 +48,16 @@ class ChainNames:
     @property
     def base(self) -> str:
         """The part that all of them share, after the prefix."""
-        return _encode(self._start.digest())
+        return _encode_base32(self._start.digest())
 
     def for_endpoint(self, endpoint: str) -> str:
         """Return the chain of an endpoint, given as `ip:port`."""
         state = self._start.copy()
         state.update(endpoint.encode())
-        return names.ENDPOINT + _encode(state.digest())
+        return names.ENDPOINT + _encode_base32(state.digest())
 
 
-def _encode(digest: bytes) -> str:
+def _encode_base32(digest: bytes) -> str:
     bits = int.from_bytes(digest[:10], "big")
     pairs = _PAIRS
     return (
@@ -58,7 +68,7 @@ def _encode(digest: bytes) -> str:
 
 def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:
     """Return the fragment; `comments` is false in large clusters, where endpoint rules have none."""
-    return _Compiler(plan, settings, comments).fragment()
+    return _Compilation(plan, settings, comments).fragment()
 
 
 class _Target(NamedTuple):
@@ -71,7 +81,7 @@ class _Target(NamedTuple):
     """`ip:port`"""
 
 
-class _Compiler:
+class _Compilation:
     """Names and options that the rules of one service port have in common."""
 
     def __init__(self, plan: ServicePlan, settings: Settings, comments: bool) -> None:
@@ -94,25 +104,25 @@ class _Compiler:
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
         limited = reachable_outside and any(frontend.source_ranges for frontend in plan.frontends)
         self.firewall_chain = names.FIREWALL + base if limited else ""
-        self.targets = _targets(plan, chain_names)
-        self.mask = spelling.recent_mask(port.family)
+        self.targets = _find_targets(plan, chain_names)
+        self.mask = format_recent_mask(port.family)
 
     def fragment(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
         chains = [chain for chain in own if chain] + [target.chain for target in self.targets.values()]
-        rules = self._own_rules()
-        nat = [list(self._nat_services()), list(self._nat_node_ports())]
+        rules = _compile_own_chains(self)
+        nat = [list(_compile_nat_services(self)), list(_compile_nat_node_ports(self))]
         filtering = [
-            list(self._filter_services()),
-            list(self._filter_external()),
-            list(self._filter_firewall()),
-            list(self._filter_node_ports()),
+            list(_compile_filter_services(self)),
+            list(_compile_filter_external(self)),
+            list(_compile_filter_firewall(self)),
+            list(_compile_filter_node_ports(self)),
         ]
         # All of them in the order of `SHARED_CHAINS`.
         return Fragment(
             declarations="".join([f":{chain} - [0:0]\n" for chain in chains]).encode(),
-            rules=_text(rules),
-            shared=tuple([_text(lines) for lines in (*nat, *filtering)]),
+            rules=_join_lines(rules),
+            shared=tuple([_join_lines(lines) for lines in (*nat, *filtering)]),
             nat_count=len(rules) + sum(map(len, nat)),
             filter_count=sum(map(len, filtering)),
             endpoints=len(self.plan.endpoints.all),
@@ -120,232 +130,247 @@ class _Compiler:
             comments=self.comments,
         )
 
-    # shared chains
-
-    def _nat_services(self) -> Iterator[str]:
-        for frontend in self.plan.frontends:
-            match frontend.kind:
-                case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.DELIVERED:
-                    what, target = "cluster IP", self._internal_chain
-                case FrontendKind.EXTERNAL_IP if self.external_chain:
-                    what, target = "external IP", self._entry(frontend)
-                case FrontendKind.LOAD_BALANCER_IP if self.external_chain:
-                    what, target = "loadbalancer IP", self._entry(frontend)
-                case _:
-                    continue
-            match_options = self._destination(frontend.address, f"{self.label} {what}")
-            yield f"-A {names.SERVICES} {match_options} -j {target}"
-
-    def _nat_node_ports(self) -> Iterator[str]:
-        if not self.port.node_port or not self.external_chain:
-            return
-        (frontend,) = (entry for entry in self.plan.frontends if entry.kind is FrontendKind.NODE_PORT)
-        target = self._entry(frontend)
-        match_options = self._any_destination(self.label, self.port.node_port)
-        if self.settings.counts_localhost:
-            yield (
-                f"-A {names.NODE_PORTS} -d 127.0.0.0/8 {match_options}"
-                f" -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {target}"
-            )
-        yield f"-A {names.NODE_PORTS} {match_options} -j {target}"
-
-    def _entry(self, frontend: Frontend) -> str:
-        """Return the chain that clients of an external frontend get to first."""
-        return self.firewall_chain if frontend.source_ranges else self.external_chain
-
-    def _filter_services(self) -> Iterator[str]:
-        for frontend in self.plan.frontends:
-            rejects = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.DELIVERED
-            if not rejects and not self._resets_for_node(frontend):
-                continue
-            for why, target in self._rejections(frontend.outcome):
-                yield f"-A {names.SERVICES} {self._destination(frontend.address, why)} {target}"
-
-    def _resets_for_node(self, frontend: Frontend) -> bool:
-        """Return whether the node's own packets need a separate rule: they do not pass the one for external frontends."""
-        is_external = frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
-        return self.plan.resets_gone and is_external and frontend.outcome is Outcome.REJECTED
-
-    def _filter_external(self) -> Iterator[str]:
-        for frontend in self.plan.frontends:
-            if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.DELIVERED:
-                continue
-            for why, target in self._rejections(frontend.outcome):
-                if frontend.kind is FrontendKind.NODE_PORT:
-                    yield f"-A {names.EXTERNAL_SERVICES} {self._any_local(why, frontend.port)} {target}"
-                else:
-                    yield f"-A {names.EXTERNAL_SERVICES} {self._destination(frontend.address, why)} {target}"
-
-    def _filter_firewall(self) -> Iterator[str]:
-        if not self.firewall_chain:
-            return
-        why = f"{self.label} traffic not accepted by {self.firewall_chain}"
-        for frontend in self.plan.frontends:
-            if frontend.source_ranges:
-                for match_options in self._places(frontend, why):
-                    yield f"-A {names.PROXY_FIREWALL} {match_options} -j DROP"
-
-    def _places(self, frontend: Frontend, why: str) -> Iterator[str]:
-        where = self.settings.context.node_port_addresses
-        if frontend.kind is not FrontendKind.NODE_PORT:
-            yield self._destination(frontend.address, why)
-        elif where.match_all:
-            yield self._any_local(why, frontend.port)
-        else:
-            for address in where.addresses:
-                yield f"-d {spelling.host(address)} {self._any_destination(why, frontend.port)}"
-
-    def _filter_node_ports(self) -> Iterator[str]:
-        number = self.port.service.health_check_node_port
-        if number:
-            why = spelling.comment(f"{self.label} health check node port")
-            yield f"-A {names.NODE_PORTS} -p tcp {why} -m tcp --dport {number} -j ACCEPT"
-
-    # chains of its own
-
-    def _own_rules(self) -> list[str]:
-        """Return the rules in the order of `Fragment.chains`, as they are saved."""
-        rules: list[str] = []
-        if self.external_chain:
-            rules += self._external_rules()
-        if self.firewall_chain:
-            rules += self._firewall_rules()
-        if self.cluster_chain:
-            if not self.port.service.internal_local:
-                rules += self._internal_masquerade()
-            rules += self._balancing_rules(self.cluster_chain, self.plan.endpoints.cluster)
-        if self.local_chain:
-            if self.port.service.internal_local:
-                rules += self._internal_masquerade()
-            rules += self._balancing_rules(self.local_chain, self.plan.endpoints.local)
-        return rules + self._endpoint_rules()
-
-    def _internal_masquerade(self) -> Iterator[str]:
-        if self.plan.internal_outcome is not Outcome.DELIVERED:
-            return
-        source, device = "", ""
-        if not self.settings.context.masquerade_all:
-            if not self.settings.detects_local:
-                return
-            source, device = (
-                f"! {option}" if option else "" for option in match_local(self.settings.context.local)
-            )
-        yield (
-            f"-A {self._internal_chain} {source}-d {spelling.host(self.port.cluster_ip)} {device}"
-            f"{self._any_destination(f'{self.label} cluster IP', self.port.port)} -j {names.MARK_MASQUERADE}"
-        )
-
-    def _external_rules(self) -> Iterator[str]:
-        chain, what = self.external_chain, f"{self.label} external destinations"
-        if not self.port.service.external_local:
-            why = spelling.comment(f"masquerade traffic for {what}")
-            yield f"-A {chain} {why} -j {names.MARK_MASQUERADE}"
-        elif self.cluster_chain:
-            # Pods and the node itself are treated as if they had gone out to the balancer and come back.
-            if self.settings.detects_local:
-                local = "".join(match_local(self.settings.context.local))
-                why = spelling.comment(f"pod traffic for {what}")
-                yield f"-A {chain} {local}{why} -j {self.cluster_chain}"
-            from_node = "-m addrtype --src-type LOCAL"
-            why = spelling.comment(f"masquerade LOCAL traffic for {what}")
-            yield f"-A {chain} {why} {from_node} -j {names.MARK_MASQUERADE}"
-            why = spelling.comment(f"route LOCAL traffic for {what}")
-            yield f"-A {chain} {why} {from_node} -j {self.cluster_chain}"
-        target = self.local_chain if self.port.service.external_local else self.cluster_chain
-        if target:
-            yield f"-A {chain} -j {target}"
-
-    def _firewall_rules(self) -> Iterator[str]:
-        why = spelling.comment(f"{self.label} loadbalancer IP")
-        node_ips = self.settings.context.node_ips[:1]
-        for source in self.port.service.source_ranges.cidrs:
-            yield f"-A {self.firewall_chain} -s {source} {why} -j {self.external_chain}"
-        # A node that holds the balancer's address as its own uses it as the source too.
-        if any(source.contains(ip) for source in self.port.service.source_ranges.cidrs for ip in node_ips):
-            for address in self.port.load_balancer_ips:
-                yield f"-A {self.firewall_chain} -s {spelling.host(address)} {why} -j {self.external_chain}"
-            if self.port.service.source_ranges.all_frontends:
-                own = spelling.comment(f"{self.label} from the node itself")
-                yield f"-A {self.firewall_chain} {own} -m addrtype --src-type LOCAL -j {self.external_chain}"
-        rest = spelling.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
-        yield f"-A {self.firewall_chain} {rest}"
-
-    def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> list[str]:
-        targets = [self.targets[endpoint.address, endpoint.port] for endpoint in endpoints]
-        start = f"-A {chain} "
-        starts = (
-            [start + self._endpoint_comment(f" -> {target.text}") for target in targets]
-            if self.comments
-            else [start] * len(targets)
-        )
-        rules: list[str] = []
-        if self.port.service.affinity_seconds:
-            rules += [
-                f"{start}-m recent --rcheck --seconds {self.port.service.affinity_seconds} --reap"
-                f" --name {target.chain} --mask {self.mask} --rsource -j {target.chain}"
-                for start, target in zip(starts, targets, strict=True)
-            ]
-        balance = self.plan.balancing
-        weights = [balance.weight(endpoint) for endpoint in endpoints] if balance else [1] * len(endpoints)
-        rules += [
-            f"{start}{chance}-j {target.chain}"
-            for start, chance, target in zip(starts, _chances(tuple(weights)), targets, strict=True)
-        ]
-        return rules
-
-    def _endpoint_rules(self) -> list[str]:
-        why = self._endpoint_comment("")
-        masquerade = f"{why}-j {names.MARK_MASQUERADE}"
-        dnat = f"-m {self.protocol} -j DNAT --to-destination"
-        start = f"-p {self.protocol} {why}"
-        rules: list[str] = []
-        for chain, address, target in self.targets.values():
-            remember = (
-                f"-m recent --set --name {chain} --mask {self.mask} --rsource "
-                if self.port.service.affinity_seconds
-                else ""
-            )
-            rules += (
-                f"-A {chain} -s {address} {masquerade}",
-                f"-A {chain} {start}{remember}{dnat} {target}",
-            )
-        return rules
-
-    # options of rules
-
     @property
-    def _internal_chain(self) -> str:
+    def internal_chain(self) -> str:
         return self.local_chain if self.port.service.internal_local else self.cluster_chain
 
-    def _endpoint_comment(self, suffix: str) -> str:
-        return spelling.comment(self.label + suffix) + " " if self.comments else ""
+    def comment_endpoint(self, suffix: str) -> str:
+        return match_comment(self.label + suffix) + " " if self.comments else ""
 
-    def _destination(self, address: bytes, why: str) -> str:
-        return f"-d {address_text(address)}/{len(address) * 8} {self._any_destination(why, self.port.port)}"
+    def match_destination(self, address: bytes, why: str) -> str:
+        return f"-d {address_text(address)}/{len(address) * 8} {self.match_port(why, self.port.port)}"
 
-    def _any_local(self, why: str, port: int) -> str:
+    def match_local_port(self, why: str, port: int) -> str:
         return (
-            f"-p {self.protocol} {spelling.comment(why)} -m addrtype --dst-type LOCAL"
+            f"-p {self.protocol} {match_comment(why)} -m addrtype --dst-type LOCAL"
             f" -m {self.protocol} --dport {port}"
         )
 
-    def _any_destination(self, why: str, port: int) -> str:
-        return f"-p {self.protocol} {spelling.comment(why)} -m {self.protocol} --dport {port}"
+    def match_port(self, why: str, port: int) -> str:
+        return f"-p {self.protocol} {match_comment(why)} -m {self.protocol} --dport {port}"
 
-    def _rejections(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    def find_rejections(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
         """Yield the comment and the end of each rule: further matches and the target."""
         resets = self.plan.resets_gone
         if outcome is Outcome.REJECTED:
-            target = spelling.RESET if resets else spelling.reject(self.port.family)
+            target = RESET if resets else reject_with(self.port.family)
             yield f"{self.label} has no endpoints", f"-j {target}"
             return
         if resets:
             why = f"{self.label} has no local endpoints for open connections"
-            yield why, f"{spelling.NOT_FIRST} -j {spelling.RESET}"
+            yield why, f"{NOT_FIRST} -j {RESET}"
         yield f"{self.label} has no local endpoints", "-j DROP"
 
 
-def _targets(plan: ServicePlan, chain_names: ChainNames) -> dict[tuple[bytes, int], _Target]:
+# --- lines in shared chains ----------------------------------------------------------------------------------
+
+
+def _compile_nat_services(its: _Compilation) -> Iterator[str]:
+    for frontend in its.plan.frontends:
+        match frontend.kind:
+            case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.DELIVERED:
+                what, target = "cluster IP", its.internal_chain
+            case FrontendKind.EXTERNAL_IP if its.external_chain:
+                what, target = "external IP", _find_entry_chain(its, frontend)
+            case FrontendKind.LOAD_BALANCER_IP if its.external_chain:
+                what, target = "loadbalancer IP", _find_entry_chain(its, frontend)
+            case _:
+                continue
+        match_options = its.match_destination(frontend.address, f"{its.label} {what}")
+        yield f"-A {names.SERVICES} {match_options} -j {target}"
+
+
+def _compile_nat_node_ports(its: _Compilation) -> Iterator[str]:
+    if not its.port.node_port or not its.external_chain:
+        return
+    (frontend,) = (entry for entry in its.plan.frontends if entry.kind is FrontendKind.NODE_PORT)
+    target = _find_entry_chain(its, frontend)
+    match_options = its.match_port(its.label, its.port.node_port)
+    if its.settings.counts_localhost:
+        yield (
+            f"-A {names.NODE_PORTS} -d 127.0.0.0/8 {match_options}"
+            f" -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {target}"
+        )
+    yield f"-A {names.NODE_PORTS} {match_options} -j {target}"
+
+
+def _find_entry_chain(its: _Compilation, frontend: Frontend) -> str:
+    """Return the chain that clients of an external frontend get to first."""
+    return its.firewall_chain if frontend.source_ranges else its.external_chain
+
+
+def _compile_filter_services(its: _Compilation) -> Iterator[str]:
+    for frontend in its.plan.frontends:
+        rejects = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.DELIVERED
+        if not rejects and not _resets_for_node(its, frontend):
+            continue
+        for why, target in its.find_rejections(frontend.outcome):
+            yield f"-A {names.SERVICES} {its.match_destination(frontend.address, why)} {target}"
+
+
+def _resets_for_node(its: _Compilation, frontend: Frontend) -> bool:
+    """Return whether the node's own packets need a separate rule: they do not pass the one for external frontends."""
+    is_external = frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
+    return its.plan.resets_gone and is_external and frontend.outcome is Outcome.REJECTED
+
+
+def _compile_filter_external(its: _Compilation) -> Iterator[str]:
+    for frontend in its.plan.frontends:
+        if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.DELIVERED:
+            continue
+        for why, target in its.find_rejections(frontend.outcome):
+            if frontend.kind is FrontendKind.NODE_PORT:
+                yield f"-A {names.EXTERNAL_SERVICES} {its.match_local_port(why, frontend.port)} {target}"
+            else:
+                yield f"-A {names.EXTERNAL_SERVICES} {its.match_destination(frontend.address, why)} {target}"
+
+
+def _compile_filter_firewall(its: _Compilation) -> Iterator[str]:
+    if not its.firewall_chain:
+        return
+    why = f"{its.label} traffic not accepted by {its.firewall_chain}"
+    for frontend in its.plan.frontends:
+        if frontend.source_ranges:
+            for match_options in _match_places(its, frontend, why):
+                yield f"-A {names.PROXY_FIREWALL} {match_options} -j DROP"
+
+
+def _match_places(its: _Compilation, frontend: Frontend, why: str) -> Iterator[str]:
+    where = its.settings.context.node_port_addresses
+    if frontend.kind is not FrontendKind.NODE_PORT:
+        yield its.match_destination(frontend.address, why)
+    elif where.match_all:
+        yield its.match_local_port(why, frontend.port)
+    else:
+        for address in where.addresses:
+            yield f"-d {format_host(address)} {its.match_port(why, frontend.port)}"
+
+
+def _compile_filter_node_ports(its: _Compilation) -> Iterator[str]:
+    number = its.port.service.health_check_node_port
+    if number:
+        why = match_comment(f"{its.label} health check node port")
+        yield f"-A {names.NODE_PORTS} -p tcp {why} -m tcp --dport {number} -j ACCEPT"
+
+
+# --- chains of its own --------------------------------------------------------------------------------------
+
+
+def _compile_own_chains(its: _Compilation) -> list[str]:
+    """Return the rules in the order of `Fragment.chains`, as they are saved."""
+    rules: list[str] = []
+    if its.external_chain:
+        rules += _compile_external_chain(its)
+    if its.firewall_chain:
+        rules += _compile_firewall_chain(its)
+    if its.cluster_chain:
+        if not its.port.service.internal_local:
+            rules += _compile_internal_masquerade(its)
+        rules += _compile_balancing_chain(its, its.cluster_chain, its.plan.endpoints.cluster)
+    if its.local_chain:
+        if its.port.service.internal_local:
+            rules += _compile_internal_masquerade(its)
+        rules += _compile_balancing_chain(its, its.local_chain, its.plan.endpoints.local)
+    return rules + _compile_endpoint_chains(its)
+
+
+def _compile_internal_masquerade(its: _Compilation) -> Iterator[str]:
+    if its.plan.internal_outcome is not Outcome.DELIVERED:
+        return
+    source, device = "", ""
+    if not its.settings.context.masquerade_all:
+        if not its.settings.detects_local:
+            return
+        source, device = (
+            f"! {option}" if option else "" for option in match_local(its.settings.context.local)
+        )
+    yield (
+        f"-A {its.internal_chain} {source}-d {format_host(its.port.cluster_ip)} {device}"
+        f"{its.match_port(f'{its.label} cluster IP', its.port.port)} -j {names.MARK_MASQUERADE}"
+    )
+
+
+def _compile_external_chain(its: _Compilation) -> Iterator[str]:
+    chain, what = its.external_chain, f"{its.label} external destinations"
+    if not its.port.service.external_local:
+        why = match_comment(f"masquerade traffic for {what}")
+        yield f"-A {chain} {why} -j {names.MARK_MASQUERADE}"
+    elif its.cluster_chain:
+        # Pods and the node itself are treated as if they had gone out to the balancer and come back.
+        if its.settings.detects_local:
+            local = "".join(match_local(its.settings.context.local))
+            why = match_comment(f"pod traffic for {what}")
+            yield f"-A {chain} {local}{why} -j {its.cluster_chain}"
+        from_node = "-m addrtype --src-type LOCAL"
+        why = match_comment(f"masquerade LOCAL traffic for {what}")
+        yield f"-A {chain} {why} {from_node} -j {names.MARK_MASQUERADE}"
+        why = match_comment(f"route LOCAL traffic for {what}")
+        yield f"-A {chain} {why} {from_node} -j {its.cluster_chain}"
+    target = its.local_chain if its.port.service.external_local else its.cluster_chain
+    if target:
+        yield f"-A {chain} -j {target}"
+
+
+def _compile_firewall_chain(its: _Compilation) -> Iterator[str]:
+    why = match_comment(f"{its.label} loadbalancer IP")
+    node_ips = its.settings.context.node_ips[:1]
+    for source in its.port.service.source_ranges.cidrs:
+        yield f"-A {its.firewall_chain} -s {source} {why} -j {its.external_chain}"
+    # A node that holds the balancer's address as its own uses it as the source too.
+    if any(source.contains(ip) for source in its.port.service.source_ranges.cidrs for ip in node_ips):
+        for address in its.port.load_balancer_ips:
+            yield f"-A {its.firewall_chain} -s {format_host(address)} {why} -j {its.external_chain}"
+        if its.port.service.source_ranges.all_frontends:
+            own = match_comment(f"{its.label} from the node itself")
+            yield f"-A {its.firewall_chain} {own} -m addrtype --src-type LOCAL -j {its.external_chain}"
+    rest = match_comment(f"other traffic to {its.label} will be dropped by {names.PROXY_FIREWALL}")
+    yield f"-A {its.firewall_chain} {rest}"
+
+
+def _compile_balancing_chain(its: _Compilation, chain: str, endpoints: tuple[Endpoint, ...]) -> list[str]:
+    targets = [its.targets[endpoint.address, endpoint.port] for endpoint in endpoints]
+    start = f"-A {chain} "
+    starts = (
+        [start + its.comment_endpoint(f" -> {target.text}") for target in targets]
+        if its.comments
+        else [start] * len(targets)
+    )
+    rules: list[str] = []
+    if its.port.service.affinity_seconds:
+        rules += [
+            f"{start}-m recent --rcheck --seconds {its.port.service.affinity_seconds} --reap"
+            f" --name {target.chain} --mask {its.mask} --rsource -j {target.chain}"
+            for start, target in zip(starts, targets, strict=True)
+        ]
+    balance = its.plan.balancing
+    weights = [balance.weight(endpoint) for endpoint in endpoints] if balance else [1] * len(endpoints)
+    rules += [
+        f"{start}{chance}-j {target.chain}"
+        for start, chance, target in zip(starts, _compute_chances(tuple(weights)), targets, strict=True)
+    ]
+    return rules
+
+
+def _compile_endpoint_chains(its: _Compilation) -> list[str]:
+    why = its.comment_endpoint("")
+    masquerade = f"{why}-j {names.MARK_MASQUERADE}"
+    dnat = f"-m {its.protocol} -j DNAT --to-destination"
+    start = f"-p {its.protocol} {why}"
+    rules: list[str] = []
+    for chain, address, target in its.targets.values():
+        remember = (
+            f"-m recent --set --name {chain} --mask {its.mask} --rsource "
+            if its.port.service.affinity_seconds
+            else ""
+        )
+        rules += (
+            f"-A {chain} -s {address} {masquerade}",
+            f"-A {chain} {start}{remember}{dnat} {target}",
+        )
+    return rules
+
+
+def _find_targets(plan: ServicePlan, chain_names: ChainNames) -> dict[tuple[bytes, int], _Target]:
     """Return every endpoint that packets can reach, by address and port."""
     found: dict[tuple[bytes, int], _Target] = {}
     for endpoint in plan.endpoints.reachable:
@@ -359,16 +384,16 @@ def _targets(plan: ServicePlan, chain_names: ChainNames) -> dict[tuple[bytes, in
 
 
 @functools.lru_cache(maxsize=64)
-def _chances(weights: tuple[int, ...]) -> tuple[str, ...]:
+def _compute_chances(weights: tuple[int, ...]) -> tuple[str, ...]:
     """Return for each share the match by which a packet takes it if it took none before; the last needs none."""
     left = sum(weights)
     matches = []
     for weight in weights:
-        chance = f"-m statistic --mode random --probability {spelling.probability(left, weight)} "
+        chance = f"-m statistic --mode random --probability {format_probability(left, weight)} "
         matches.append(chance if left > weight else "")
         left -= weight
     return tuple(matches)
 
 
-def _text(rules: list[str]) -> bytes:
+def _join_lines(rules: list[str]) -> bytes:
     return ("\n".join(rules) + "\n").encode() if rules else b""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.rule_text import deletion_text
 from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName
 
@@ -50,30 +51,25 @@ def remove_leftovers(
     }
     found = {table: chains for table, chains in scratch.items() if chains}
     if found:
-        text = ""
-        for table, chains in found.items():
-            declared = "".join(f":{chain} - [0:0]\n" for chain in chains)
-            deleted = "".join(f"-X {chain}\n" for chain in chains)
-            text += f"*{table}\n{declared}{deleted}COMMIT\n"
-        restore(text.encode())
+        restore("".join(deletion_text(table, chains) for table, chains in found.items()).encode())
     return found
 
 
 def _is_accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     own = [chain for fragment in fragments for chain in fragment.chains]
     sections = (
-        (b"*filter\n", _FILTER_CHAINS, [fragment.rules_in(FILTER) for fragment in fragments]),
-        (b"*nat\n", (*_NAT_CHAINS, *own), [fragment.rules_in(NAT) for fragment in fragments]),
+        (FILTER, _FILTER_CHAINS, [fragment.rules_in(FILTER) for fragment in fragments]),
+        (NAT, (*_NAT_CHAINS, *own), [fragment.rules_in(NAT) for fragment in fragments]),
     )
-    load, remove = bytearray(), bytearray()
-    for start, chains, rules in sections:
-        declared = "".join(f":{chain} - [0:0]\n" for chain in chains).encode()
-        load += start + declared + b"".join(rules) + b"COMMIT\n"
-        remove += start + declared + "".join(f"-X {chain}\n" for chain in chains).encode() + b"COMMIT\n"
+    load, remove = b"", b""
+    for table, chains, rules in sections:
+        declared = "".join(f":{chain} - [0:0]\n" for chain in chains)
+        load += f"*{table}\n{declared}".encode() + b"".join(rules) + b"COMMIT\n"
+        remove += deletion_text(table, chains).encode()
     try:
-        runner.restore(bytes(load).replace(_REAL, SCRATCH_PREFIX.encode()))
+        runner.restore(load.replace(_REAL, SCRATCH_PREFIX.encode()))
     except RestoreRejected:
         return False
     finally:
-        runner.restore(bytes(remove).replace(_REAL, SCRATCH_PREFIX.encode()))
+        runner.restore(remove.replace(_REAL, SCRATCH_PREFIX.encode()))
     return True

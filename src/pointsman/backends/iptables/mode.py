@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from pointsman.backends.contract import KernelCounter, Mode, Setup
+from pointsman.backends.contract import KernelCounter, LoopbackNodePort, Mode, PacketQuirks, Setup
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.render import render
-from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
-from pointsman.backends.netfilter.runners import missing_programs, nft_ruleset, runner_for, runners_in_use
-from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
-from pointsman.conditions import Condition
+from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.backends.netfilter.runners import (
+    choose_runner,
+    find_missing_programs,
+    find_runners_in_use,
+    nft_ruleset,
+)
 from pointsman.config.mode_table import IPTABLES
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
@@ -32,21 +36,17 @@ def _loopback_denial(node_port: LoopbackNodePort) -> str:
     return "node ports on loopback are switched off (iptables.localhostNodePorts or nodePortAddresses)"
 
 
-def _allow_loopback_node_ports(
-    setup: Setup, sysctls: Sysctls, families: Sequence[Family]
-) -> Sequence[Condition]:
+def _allow_loopback_node_ports(setup: Setup, sysctls: Sysctls, families: Sequence[Family]) -> None:
     config = setup.config
     where = resolve_node_port_addresses(
         config.node_port_addresses, Family.IPV4, node_ips=(), local_addresses=()
     )
-    if Family.IPV4 not in families or not config.iptables.localhost_node_ports or not where.loopback:
-        return ()
-    found = sysctls.ensure(ROUTE_LOCALNET, 1)
-    return () if found is None else (found,)
+    if Family.IPV4 in families and config.iptables.localhost_node_ports and where.loopback:
+        sysctls.ensure(ROUTE_LOCALNET, 1)
 
 
 def _backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
-    runner = runner_for(family)
+    runner = choose_runner(family)
     return IptablesBackend(
         family,
         runner=runner,
@@ -58,11 +58,9 @@ def _backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
 
 def _read_packets(counter: str) -> int | None:
     """Return what a counter of nfacct has; None without one, so that there is no sample, as in kube-proxy."""
-    try:
-        count = nfacct.read(counter)
-    except KernelError:
-        return None
-    return count.packets if count is not None else None
+    with contextlib.suppress(KernelError):
+        return nfacct.read_packets(counter)
+    return None
 
 
 _COUNTERS = (
@@ -81,13 +79,13 @@ _COUNTERS = (
 
 MODE = Mode(
     name=IPTABLES,
-    preflight=lambda _setup, family: missing_programs(family),
+    preflight=lambda _setup, family: find_missing_programs(family),
     before_unprivileged=_allow_loopback_node_ports,
     backend=_backend,
     render=lambda setup, request: render(
         request, localhost_node_ports=setup.config.iptables.localhost_node_ports
     ),
-    cleanup=lambda cleaning: cleanup(runners_in_use(cleaning.families), cleaning),
+    cleanup=lambda cleaning: cleanup(find_runners_in_use(cleaning.families), cleaning),
     chains=static.CHAINS,
     quirks=PacketQuirks(
         rejects_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial

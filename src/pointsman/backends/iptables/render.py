@@ -8,7 +8,7 @@ from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import compile_plan
 from pointsman.backends.iptables.fragment import Fragment, wants_comments
-from pointsman.backends.iptables.settings import (
+from pointsman.backends.iptables.static import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     KernelFacts,
@@ -28,7 +28,7 @@ def render(
 ) -> str:
     """Return what a node would hold after a full sync of this request, services in the order of their names."""
     settings = build_settings(request.context, facts, localhost_node_ports=localhost_node_ports)
-    return saved_text(settings, compile_all(request, settings))
+    return render_saved(settings, compile_all(request, settings))
 
 
 def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
@@ -44,15 +44,15 @@ def sort_key(name: ServicePortName) -> tuple[str, str, str, int]:
     return name.namespace, name.service, name.port, name.protocol.value
 
 
-def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> str:
+def render_saved(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> str:
     """Return fragments and the frame around them, as iptables-save would print the three tables."""
     parts = list(fragments.values())
     own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
-    filter_lines = [*static.filter_rules(settings), static.CANARY_RULE, *_lines_in(FILTER, parts)]
+    filter_lines = [*static.filter_rules(settings), static.CANARY_RULE, *_collect_lines(FILTER, parts)]
     nat_lines = [
         *static.nat_rules(settings),
         static.CANARY_RULE,
-        *_lines_in(NAT, parts),
+        *_collect_lines(NAT, parts),
         *static.node_port_jumps(settings),
     ]
     filter_chains = (*static.FILTER_CHAINS, names.KUBELET_FIREWALL, names.CANARY)
@@ -61,10 +61,10 @@ def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]
         (FILTER, filter_chains, filter_lines),
         (NAT, (*static.NAT_CHAINS, names.CANARY, *own_chains), nat_lines),
     )
-    return "".join(_table(name, chains, lines) for name, chains, lines in tables)
+    return "".join(_format_table(name, chains, lines) for name, chains, lines in tables)
 
 
-def _table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
+def _format_table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
     built_in = names.BUILT_IN[table]
     jumps = [jump for jump in reversed(static.JUMPS) if jump.table == table]
     ordered = [f"-A {jump.line}" for chain in built_in for jump in jumps if jump.source == chain]
@@ -75,5 +75,5 @@ def _table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
     return "\n".join([f"*{table}", *declared, *rules, "COMMIT", ""])
 
 
-def _lines_in(table: str, fragments: list[Fragment]) -> list[str]:
+def _collect_lines(table: str, fragments: list[Fragment]) -> list[str]:
     return b"".join([fragment.rules_in(table) for fragment in fragments]).decode().splitlines()

@@ -1,14 +1,25 @@
-"""The rules that do not depend on any service: jumps from the built-in chains, and the frame around the services. Pure."""
+"""What does not depend on any service: settings, jumps from the built-in chains, and the frame around the services. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.backends.iptables.settings import INVALID_COUNTER, Settings
-from pointsman.backends.netfilter import names, spelling
+import msgspec
+
+from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.tables import Jump
+from pointsman.backends.netfilter.rule_text import (
+    Jump,
+    format_host,
+    forward_rules,
+    masquerade_rules,
+    match_comment,
+)
 from pointsman.model.addresses import Family, is_loopback
+from pointsman.model.node_context import LocalMode, NodeContext
+
+INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
+LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
 
 FILTER_CHAINS = (
     names.SERVICES,
@@ -25,7 +36,7 @@ CHAINS = {
     NAT: (*NAT_CHAINS, names.CANARY),
 }
 """Chains that exist without any service, except the one that belongs to the kubelet as well."""
-CANARY_RULE = f"-A {names.CANARY} {spelling.comment('deleted when this table is flushed')}"
+CANARY_RULE = f"-A {names.CANARY} {match_comment('deleted when this table is flushed')}"
 """Flushing a table empties its chains but keeps them, so only a missing rule shows it. Not in mangle, where other proxies
 delete this chain without flushing it first."""
 
@@ -52,6 +63,49 @@ JUMPS = (
 """In the order in which they are inserted at the top: the last one ends up first."""
 
 
+class KernelFacts(msgspec.Struct, frozen=True, gc=False):
+    """Properties of this host's kernel and programs."""
+
+    counters: frozenset[str] = frozenset()
+    """nfacct counters that exist."""
+    tcp_be_liberal: bool = False
+    random_fully: bool = True
+
+
+class Settings(msgspec.Struct, frozen=True, gc=False):
+    """Everything that rules are made from, except the services."""
+
+    family: Family
+    context: NodeContext
+    facts: KernelFacts
+    localhost_node_ports: bool
+    """Node ports answer on 127.0.0.1: configured, IPv4, and loopback is among the node port addresses."""
+
+    @property
+    def mark(self) -> str:
+        return hex(self.context.masquerade_mark)
+
+    @property
+    def counts_localhost(self) -> bool:
+        return self.localhost_node_ports and LOCALHOST_COUNTER in self.facts.counters
+
+    @property
+    def detects_local(self) -> bool:
+        return self.context.local.mode is not LocalMode.NONE
+
+
+def build_settings(context: NodeContext, facts: KernelFacts, *, localhost_node_ports: bool) -> Settings:
+    """Return the settings of one family; `localhost_node_ports` is the configured value."""
+    return Settings(
+        family=context.family,
+        context=context,
+        facts=facts,
+        localhost_node_ports=(
+            localhost_node_ports and context.family is Family.IPV4 and context.node_port_addresses.loopback
+        ),
+    )
+
+
 def frame_chains(table: str, settings: Settings) -> list[str]:
     """Return the chains of a table that are ours and that no service writes to."""
     if table == NAT:
@@ -70,7 +124,7 @@ def localnet_guard() -> str:
     """Return the rule that protects services on 127.0.0.1 from neighbours, which route_localnet would let in (CVE-2020-8558)."""
     return (
         f"-A {names.KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8"
-        f" {spelling.comment('block incoming localnet connections')}"
+        f" {match_comment('block incoming localnet connections')}"
         " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
     )
 
@@ -83,30 +137,17 @@ def filter_rules(settings: Settings) -> Iterator[str]:
         counted = INVALID_COUNTER in settings.facts.counters
         counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if counted else ""
         yield f"-A {names.FORWARD} -m conntrack --ctstate INVALID {counter}-j DROP"
-    mark = f"{settings.mark}/{settings.mark}"
-    yield f"-A {names.FORWARD} {spelling.comment('kubernetes forwarding rules')} -m mark --mark {mark} -j ACCEPT"
-    yield (
-        f"-A {names.FORWARD} {spelling.comment('kubernetes forwarding conntrack rule')}"
-        " -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
-    )
+    yield from forward_rules(settings.mark)
 
 
 def nat_rules(settings: Settings) -> Iterator[str]:
     """Yield the rules of table nat outside the chains that services write to."""
-    mark = settings.mark
-    yield f"-A {names.POSTROUTING} -m mark ! --mark {mark}/{mark} -j RETURN"
-    # The mark is taken off so that a packet that passes the stack again (overlay networks) is left alone.
-    yield f"-A {names.POSTROUTING} -j MARK --set-xmark {mark}/0x0"
-    random = " --random-fully" if settings.facts.random_fully else ""
-    yield (
-        f"-A {names.POSTROUTING} {spelling.comment('kubernetes service traffic requiring SNAT')} -j MASQUERADE{random}"
-    )
-    yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {mark}/{mark}"
+    yield from masquerade_rules(settings.mark, random_fully=settings.facts.random_fully)
 
 
 def node_port_jumps(settings: Settings) -> Iterator[str]:
     """Yield the last rules of nat KUBE-SERVICES: packets to the node itself may be for a node port."""
-    comment = spelling.comment(_NODE_PORTS_LAST)
+    comment = match_comment(_NODE_PORTS_LAST)
     where = settings.context.node_port_addresses
     if where.match_all:
         except_loopback = ""
@@ -119,7 +160,7 @@ def node_port_jumps(settings: Settings) -> Iterator[str]:
     for address in where.addresses:
         if is_loopback(address) and not settings.localhost_node_ports:
             continue
-        yield f"-A {names.SERVICES} -d {spelling.host(address)} {comment} -j {names.NODE_PORTS}"
+        yield f"-A {names.SERVICES} -d {format_host(address)} {comment} -j {names.NODE_PORTS}"
 
 
 def count_rules(settings: Settings) -> dict[str, int]:

@@ -8,7 +8,7 @@ Invariants:
   schedulers are probed before.
 * `KernelState` changes only by the steps that the kernel acknowledged (`steps`).
 * Nothing is one transaction: the order of the steps carries the guarantees. Nothing is removed before it is known what is rejected.
-* A TCP real server with connections is drained, never cut off (`drain`).
+* A TCP real server with connections is drained, never cut off (`steps.Draining`).
 
 A change that adds a kind of row must also add its steps, read it in `sockets` and compare it in `check`.
 A change that adds a step must also say how it changes `KernelState`, and find its place in the order of `plan_steps`.

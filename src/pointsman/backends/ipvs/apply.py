@@ -26,13 +26,11 @@ from pointsman.backends.contract import (
     plans_to_compare,
 )
 from pointsman.backends.ipvs.check import DriftCheck, compare_kernel
-from pointsman.backends.ipvs.compile import SERVER, Compiler
-from pointsman.backends.ipvs.drain import Draining
+from pointsman.backends.ipvs.compile import SERVER, Compiler, Schedulers
 from pointsman.backends.ipvs.rules import RuleSet, desired_rules
 from pointsman.backends.ipvs.run import SyncRun
-from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.sockets import Sockets
-from pointsman.backends.ipvs.steps import DrainReals, KernelState, all_keys
+from pointsman.backends.ipvs.steps import Draining, DrainReals, KernelState, all_keys
 from pointsman.backends.ledger import Ledger
 from pointsman.backends.netfilter.runners import RuleTool, activate_dormant
 from pointsman.conditions import Condition
@@ -60,7 +58,7 @@ class IpvsSettings(msgspec.Struct, frozen=True):
 
 
 class IpvsBackend(Backend):
-    """ipvs mode for one IP family; see `preflight.prepare` for what must be done once before."""
+    """ipvs mode for one IP family; see `mode.prepare` for what must be done once before."""
 
     def __init__(
         self,

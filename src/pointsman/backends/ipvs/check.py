@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from pointsman.backends.contract import PRESENT, Difference, compile_each
-from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler, Schedulers
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet, desired_rules
-from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.ipvs.steps import KernelState
 from pointsman.backends.ledger import Ledger
-from pointsman.backends.netfilter import spelling
-from pointsman.backends.netfilter.runners import diff_dormant
-from pointsman.backends.netfilter.tables import canonical_rules, diff_jumps, diff_rules, parse_chains
+from pointsman.backends.netfilter.rule_text import canonical_rules, canonicalize, parse_chains
+from pointsman.backends.netfilter.runners import diff_dormant, diff_jumps, diff_rules
 from pointsman.kernel import ipvs
-from pointsman.kernel.ipset_objects import SetHeader
-from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, RealOf, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import (
+    IPVS_DEVICE,
+    PERSISTENT,
+    RealOf,
+    SetHeader,
+    VirtualKey,
+    VirtualServer,
+)
 from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.model.addresses import address_text
 from pointsman.model.node_context import NodeContext
@@ -105,7 +108,7 @@ def compare_kernel(
     `rules` are given when these are the plans of some service ports only: rules depend on all of them.
     """
     desired = Ledger(compile_each(plans, Compiler(context, schedulers).compile, {}))
-    with contextlib.closing(Sockets(context.family)) as sockets:
+    with Sockets(context.family) as sockets:
         found = sockets.read(desired, only_desired=rules is not None)
     rules = rules or desired_rules(desired, context, random_fully=random_fully)
     return [
@@ -136,7 +139,7 @@ def diff_servers(
             if want == weight or (want is None and not weight and RealOf(key, real) in draining):
                 continue
             yield Difference(
-                f"real server {real} of {key}", _weight_text(want), _weight_text(weight), row.owner
+                f"real server {real} of {key}", _format_weight(want), _format_weight(weight), row.owner
             )
     for key, server in found.servers.items():
         if key not in rows and not excluded(key):
@@ -148,7 +151,7 @@ def _describe(server: VirtualServer) -> str:
     return f"scheduler {server.scheduler}{affinity}, flags {server.flags:#x}"
 
 
-def _weight_text(weight: int | None) -> str:
+def _format_weight(weight: int | None) -> str:
     return "" if weight is None else f"weight {weight}"
 
 
@@ -170,7 +173,7 @@ def diff_rule_set(rules: RuleSet, saved: Mapping[str, bytes]) -> Iterator[Differ
     tables = {table: parse_chains(text) for table, text in saved.items()}
     for table, wanted in rules.tables():
         for chain in CHAINS[table]:
-            want = [spelling.canonical(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
+            want = [canonicalize(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
             have = canonical_rules(tables[table].get(chain, b""))
             yield from diff_rules(f"{table} {chain}", want, have)
     yield from diff_jumps(JUMPS, tables, lambda _jump: False)

@@ -13,13 +13,13 @@ from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.runners import RuleTool, text_to_clean
-from pointsman.backends.netfilter.tables import parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import deletion_text, parse_chains, rules_in
+from pointsman.backends.netfilter.runners import RuleTool, read_text_to_clean
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket, encode_service_removal
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, IPVS_DEVICE_ALIAS
-from pointsman.kernel.netlink import kernel_error
+from pointsman.kernel.netlink import build_kernel_error
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.model.addresses import Family
 
@@ -71,13 +71,13 @@ def _remove_rules(
 ) -> Iterator[CleanupItem]:
     tables = {
         table: parse_chains(
-            text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
+            read_text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
         )
         for table in (NAT, FILTER)
     }
     # Where iptables mode was here as well, its own clean-up takes the chains that both have.
     own_only = any(names.NODE_PORTS in found for found in tables.values())
-    lines: list[str] = []
+    text = ""
     removed: dict[str, int] = {}
     for table, found in tables.items():
         if not found.keys() & OWN_CHAINS:
@@ -89,12 +89,10 @@ def _remove_rules(
         ]
         built_in = (rule for source in names.BUILT_IN[table] for rule in rules_in(found.get(source, b"")))
         jumps = [rule for rule in built_in if rule.rpartition("-j ")[2].strip() in chains]
-        lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains)]
-        lines += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
-        lines += [*(f"-X {chain}" for chain in chains), "COMMIT"]
+        text += deletion_text(table, chains, jumps)
         removed[table] = len(chains)
-    if lines and not dry_run:
-        tool.restore("\n".join(lines).encode() + b"\n")
+    if text and not dry_run:
+        tool.restore(text.encode())
     for table, count in removed.items():
         yield CleanupItem(
             "chains and the jumps to them", where=f"{tool.family.value} table {table}", count=count
@@ -102,49 +100,38 @@ def _remove_rules(
 
 
 def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
-    sock = IpvsSocket()
-    try:
+    with IpvsSocket() as sock:
         keys = [server.key for server in sock.services()]
         removals = [] if dry_run else list(map(encode_service_removal, keys))
         for key, reply in zip(keys, sock.apply(removals), strict=not dry_run):
             if reply.errno not in (0, errno.ESRCH):
-                raise kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
+                raise build_kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:
             yield CleanupItem("virtual servers", count=len(keys))
-    finally:
-        sock.close()
 
 
 def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
-    sock = IpsetSocket()
-    try:
+    with IpsetSocket() as sock:
         present = sock.headers()
         ours = [header.name for family in Family for header in sets.headers(family) if header.name in present]
+        kept = 0
         for name in () if dry_run else ours:
             try:
                 sock.destroy(name)
             except KernelError as error:
-                if error.errno != errno.ENOENT:
-                    raise
-        if ours:
-            yield CleanupItem("ipsets", count=len(ours))
-    finally:
-        sock.close()
+                kept += 1
+                yield CleanupItem("ipset", name, status=CleanupStatus.FAILED, why=str(error))
+        if len(ours) > kept:
+            yield CleanupItem("ipsets", count=len(ours) - kept)
 
 
 def _read_alias() -> str | None:
     """Return the description of the device; None without a device."""
-    route = RouteSocket()
-    try:
+    with RouteSocket() as route:
         return route.alias(IPVS_DEVICE)
-    finally:
-        route.close()
 
 
 def _remove_device(*, dry_run: bool) -> Iterator[CleanupItem]:
-    route = RouteSocket()
-    try:
+    with RouteSocket() as route:
         if dry_run or route.delete_link(IPVS_DEVICE):
             yield CleanupItem("device", IPVS_DEVICE)
-    finally:
-        route.close()

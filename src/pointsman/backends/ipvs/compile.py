@@ -3,21 +3,31 @@
 Two differences from the other modes are kube-proxy's, and its users rely on them: policy Local without local endpoints
 falls back to all endpoints instead of dropping (external clients still fail, as their packets keep their source), and a
 Service without endpoints keeps an empty virtual server, which rejects.
+
+The scheduler is the configured one, or the one that the Service's annotation requests where the kernel has it. That is probed
+before anything is compiled (`Schedulers.probe`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.schedulers import MAGLEV, Choice, Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.backends.ledger import Row
-from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import (
+    PERSISTENT,
+    SCHEDULER_2,
+    RealKey,
+    SetEntry,
+    VirtualKey,
+    VirtualServer,
+)
 from pointsman.model.addresses import is_link_local, is_loopback
-from pointsman.model.balancing import BalancingPlan
+from pointsman.model.balancing import IPVS_SCHEDULERS, BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
@@ -39,6 +49,69 @@ _NODE_PORT_SETS = {
     Protocol.UDP: (sets.NODE_PORT_UDP, sets.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (sets.NODE_PORT_SCTP, sets.NODE_PORT_LOCAL_SCTP),
 }
+
+MAGLEV = "mh"
+
+_CLOSEST = {
+    Scheduler.RANDOM: "rr",
+    Scheduler.WEIGHTED: "wrr",
+    Scheduler.LEAST_CONNECTIONS: "lc",
+    Scheduler.SOURCE_HASH: MAGLEV,
+    Scheduler.SOURCE_PORT_HASH: MAGLEV,
+}
+"""The IPVS scheduler that comes closest to each of ours."""
+
+
+class Choice(NamedTuple):
+    """An IPVS scheduler."""
+
+    name: str
+    by_port: bool = True
+    """With `mh`: the client's port is part of the hash."""
+
+
+def _find_request(plan: ServicePlan) -> Choice | None:
+    """Return what a service port requests: the annotation for this mode has precedence over the one for all modes."""
+    settings, balancing = plan.port.service, plan.balancing
+    if settings.ipvs_scheduler:
+        return Choice(settings.ipvs_scheduler)
+    word, scheduler = settings.balancing.requested_name, settings.balancing.scheduler
+    if scheduler is None and balancing is not None and balancing.scheduler is Scheduler.WEIGHTED:
+        scheduler = Scheduler.WEIGHTED
+    if scheduler is None or word in IPVS_SCHEDULERS:
+        return Choice(word) if word else None
+    name = _CLOSEST[scheduler]
+    if scheduler is Scheduler.LEAST_CONNECTIONS and balancing is not None and balancing.weights:
+        name = "wlc"
+    return Choice(name, by_port=scheduler is not Scheduler.SOURCE_HASH)
+
+
+class Schedulers(msgspec.Struct, frozen=True):
+    """The schedulers of a kernel; those that were not probed are taken to exist."""
+
+    default: str
+    """Of Services that request none, and instead of missing ones."""
+    probed: Mapping[str, bool] = {}
+    """Whether the kernel has them."""
+
+    def probe(self, plans: Iterable[ServicePlan], has_scheduler: Callable[[str], bool]) -> Schedulers:
+        """Return the same with everything that plans request; `has_scheduler` asks the kernel, once for each name."""
+        requests = (_find_request(plan) for plan in plans)
+        requested = {request.name for request in requests if request is not None}
+        new = requested - self.probed.keys() - {self.default}
+        return Schedulers(self.default, {**self.probed, **{name: has_scheduler(name) for name in new}})
+
+    def choose(self, plan: ServicePlan) -> Choice:
+        """Return the requested scheduler, or the default one where the kernel lacks it."""
+        request = _find_request(plan) or Choice(self.default)
+        if self.probed.get(request.name, True):
+            return request
+        return Choice(self.default, request.by_port)
+
+    @property
+    def missing(self) -> list[str]:
+        """Requested schedulers that the kernel lacks, sorted."""
+        return sorted(name for name, found in self.probed.items() if not found)
 
 
 class ServerRow(NamedTuple):
@@ -99,7 +172,7 @@ class Compiler:
     def _add_address(self, rows: _Rows, frontend: Frontend, protocol: int) -> None:
         address, port = frontend.address, frontend.port
         entry = SetEntry(address, protocol, port)
-        for spec in _address_sets(frontend):
+        for spec in _choose_address_sets(frontend):
             rows.add_entry(spec, entry)
         if frontend.source_ranges:
             self._add_source_ranges(rows, frontend, protocol)
@@ -134,7 +207,7 @@ class Compiler:
             rows.add_server(VirtualKey(protocol.value, address, frontend.port), local=frontend.local_policy)
 
 
-def _address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
+def _choose_address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
     if frontend.kind is FrontendKind.CLUSTER_IP:
         return (sets.CLUSTER_IP,)
     if frontend.kind is FrontendKind.EXTERNAL_IP:
@@ -161,8 +234,10 @@ class _Rows:
         self._may_drain = (
             frozenset(RealKey(e.address, e.port) for e in plan.endpoints.all) if plan.resets_gone else None
         )
-        self._cluster = _weights(plan.endpoints.cluster, plan.balancing)
-        self._local = _weights(plan.endpoints.local, plan.balancing)
+        kept = [e for e in plan.endpoints.all if e.terminating] if plan.port.keeps_draining else ()
+        self._kept = {RealKey(e.address, e.port): 0 for e in kept}
+        self._cluster = _find_weights(plan.endpoints.cluster, plan.balancing)
+        self._local = _find_weights(plan.endpoints.local, plan.balancing)
 
     def add(self, kind: str, key: object, value: object = None) -> None:
         self._rows[kind, key] = Row(self._owner, kind, key, value)
@@ -173,11 +248,11 @@ class _Rows:
     def add_server(self, key: VirtualKey, *, local: bool) -> None:
         server = VirtualServer(key, self._scheduler, self._flags, self._timeout)
         weights = (self._local or self._cluster) if local else self._cluster
-        self.add(SERVER, key, ServerRow(server, weights, self._may_drain))
+        self.add(SERVER, key, ServerRow(server, {**self._kept, **weights}, self._may_drain))
 
     def result(self) -> tuple[Row, ...]:
         return tuple(self._rows.values())
 
 
-def _weights(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> dict[RealKey, int]:
+def _find_weights(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> dict[RealKey, int]:
     return {RealKey(e.address, e.port): balance.weight(e) if balance else DEFAULT_WEIGHT for e in endpoints}

@@ -14,12 +14,20 @@ from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import BLOCKED
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.backends.ledger import Ledger
-from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.tables import Jump
+from pointsman.backends.netfilter.rule_text import (
+    Jump,
+    format_host,
+    forward_rules,
+    masquerade_rules,
+    match_comment,
+    match_local,
+    reject_with,
+)
 from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.node_context import LocalMode, NodeContext
+from pointsman.model.node_context import NodeContext
 
 CHAINS = {
     NAT: (
@@ -118,24 +126,19 @@ class _Writer:
 
     def _set(self, spec: SetSpec, *, comment: bool = True, match: str = "") -> str:
         match_set = f"-m set --match-set {spec.name(self._family)} {match or spec.match}"
-        return f"{spelling.comment(spec.comment)} {match_set}" if comment else match_set
+        return f"{match_comment(spec.comment)} {match_set}" if comment else match_set
 
     def nat(self, random_fully: bool) -> Iterable[str]:
         yield from self._services()
         if self._has(sets.LOOP_BACK):
             yield f"-A {names.POSTROUTING} {self._set(sets.LOOP_BACK)} -j MASQUERADE"
-        yield f"-A {names.POSTROUTING} -m mark ! --mark {self._mark}/{self._mark} -j RETURN"
-        yield f"-A {names.POSTROUTING} -j MARK --set-xmark {self._mark}/0x0"
-        masquerade = "MASQUERADE --random-fully" if random_fully else "MASQUERADE"
-        comment = spelling.comment("kubernetes service traffic requiring SNAT")
-        yield f"-A {names.POSTROUTING} {comment} -j {masquerade}"
+        yield from masquerade_rules(self._mark, random_fully=random_fully)
         for spec, protocol, target in _NODE_PORT_RULES:
             if self._has(spec):
                 yield f"-A {names.IPVS_NODE_PORT} -p {protocol} {self._set(spec)} -j {target}"
         if self._has(sets.LOAD_BALANCER_LOCAL):
             yield f"-A {names.IPVS_LOAD_BALANCER} {self._set(sets.LOAD_BALANCER_LOCAL)} -j RETURN"
         yield f"-A {names.IPVS_LOAD_BALANCER} -j {names.MARK_MASQUERADE}"
-        yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {self._mark}/{self._mark}"
 
     def _services(self) -> Iterable[str]:
         chain = f"-A {names.SERVICES}"
@@ -163,21 +166,15 @@ class _Writer:
         Without local detection the set is matched with the source instead, which finds nothing but the node's
         own packets to a cluster IP that answered through itself; kube-proxy does the same.
         """
-        match, local = self._set(sets.CLUSTER_IP), self._context.local
         if self._context.masquerade_all:
-            return match
-        if local.mode is LocalMode.CIDR:
-            return f"! -s {local.cidr} {match}"
-        if local.mode is LocalMode.NONE:
+            return self._set(sets.CLUSTER_IP)
+        local = "".join(match_local(self._context.local))
+        if not local:
             return self._set(sets.CLUSTER_IP, match="src,dst")
-        suffix = "+" if local.mode is LocalMode.INTERFACE_PREFIX else ""
-        return f"! -i {spelling.interface(local.interface)}{suffix} {match}"
+        return f"! {local}{self._set(sets.CLUSTER_IP)}"
 
     def filter(self, blocked: Iterable[VirtualKey]) -> Iterable[str]:
-        comment = spelling.comment("kubernetes forwarding rules")
-        yield f"-A {names.FORWARD} {comment} -m mark --mark {self._mark}/{self._mark} -j ACCEPT"
-        comment = spelling.comment("kubernetes forwarding conntrack rule")
-        yield f"-A {names.FORWARD} {comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+        yield from forward_rules(self._mark)
         yield f"-A {names.IPVS_NODE_PORT} {self._set(sets.HEALTH_CHECK_NODE_PORT)} -j ACCEPT"
         if self._has(sets.LOAD_BALANCER_FIREWALL):
             yield (
@@ -197,10 +194,10 @@ class _Writer:
         ):
             yield f"-A {names.IPVS_FILTER} {self._set(spec, comment=False)} -j RETURN"
         unused = self._set(sets.IPVS_IPS, comment=False)
-        yield f"-A {names.IPVS_FILTER} -m conntrack --ctstate NEW {unused} -j {spelling.reject(self._family)}"
+        yield f"-A {names.IPVS_FILTER} -m conntrack --ctstate NEW {unused} -j {reject_with(self._family)}"
         for key in sorted(blocked):
             address = address_text(key.address)
             yield (
-                f"-A {names.IPVS_OUT_FILTER} -s {spelling.host(key.address)} -m ipvs --vproto {key.protocol} "
+                f"-A {names.IPVS_OUT_FILTER} -s {format_host(key.address)} -m ipvs --vproto {key.protocol} "
                 f"--vaddr {address} --vport {key.port} -j DROP"
             )

@@ -10,15 +10,16 @@ from typing import Any
 from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.backends.ipvs.check import Excluded
 from pointsman.backends.ipvs.compile import ADDRESS, SERVER
-from pointsman.backends.ipvs.drain import TCP, Draining
 from pointsman.backends.ipvs.rules import JUMPS, RuleSet
 from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.ipvs.steps import (
+    TCP,
     AddEntries,
     AddReals,
     AddServers,
     Bind,
     DeleteEntries,
+    Draining,
     DrainReals,
     KernelState,
     NetlinkStep,
@@ -31,8 +32,8 @@ from pointsman.backends.ipvs.steps import (
 from pointsman.backends.ledger import Keys, Ledger
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.rule_text import Chains, parse_chains
 from pointsman.backends.netfilter.runners import RuleTool, describe_unreadable
-from pointsman.backends.netfilter.tables import Chains, parse_chains
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel.iptables import Incompatible

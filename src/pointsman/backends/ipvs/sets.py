@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from pointsman.kernel.ipset_objects import SetHeader, SetType
+from pointsman.kernel.ipvs_objects import SetHeader, SetType
 from pointsman.model.addresses import Family
 
 _NAME_LIMIT = 31

@@ -21,7 +21,6 @@ from pointsman.backends.ledger import Ledger
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import netlink
 from pointsman.kernel.ipset import IpsetSocket
-from pointsman.kernel.ipset_objects import SetHeader
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.ipvs_objects import (
     IPVS_DEVICE,
@@ -30,9 +29,11 @@ from pointsman.kernel.ipvs_objects import (
     RealOf,
     RealServer,
     ServerCounters,
+    SetHeader,
     VirtualKey,
     VirtualServer,
 )
+from pointsman.kernel.netlink import Closable
 from pointsman.kernel.rtnl import AddressMonitor, RouteSocket
 from pointsman.model.addresses import Family, address_text, is_link_local
 
@@ -40,7 +41,7 @@ _ROUTE_TIMEOUT_SECONDS = 2.0
 """A thread of the kernel creates the routes of new IPv6 addresses; on a busy machine it needs this long for the next one."""
 
 
-class Sockets:
+class Sockets(Closable):
     """One IP family in the network namespace they were opened in."""
 
     def __init__(self, family: Family) -> None:
@@ -64,8 +65,7 @@ class Sockets:
         With `only_desired`, of the desired rows alone: virtual servers are then looked up one by one.
         """
         state = KernelState(self._set_names)
-        entries = self._ipset.entries()
-        state.keys |= {name: entries[name] for name in self._set_names if name in entries}
+        state.keys |= self._ipset.entries(self._set_names)
         state.keys[ADDRESS] = self.addresses()
         if only_desired:
             state.keys = {kind: keys & desired.rows(kind).keys() for kind, keys in state.keys.items()}
@@ -166,7 +166,7 @@ class Sockets:
         else:
             replies = self._route.delete_addresses(self._device, step.items)
         return {
-            item: netlink.kernel_error(reply.errno, f"{step.action} {_text(item)}", reply.text)
+            item: netlink.build_kernel_error(reply.errno, f"{step.action} {_format_item(item)}", reply.text)
             for item, reply in zip(step.items, replies, strict=True)
             if reply.errno and reply.errno not in step.ignored_errors
         }
@@ -178,5 +178,5 @@ class Sockets:
         return self._route.wait_until_local(addresses, _ROUTE_TIMEOUT_SECONDS)
 
 
-def _text(item: object) -> str:
+def _format_item(item: object) -> str:
     return address_text(item) if isinstance(item, bytes) else str(item)

@@ -1,12 +1,17 @@
 """The steps of a sync as data, and the order that leads safely from what the kernel holds to what services want. Pure.
 
 Each step does one thing to many objects, so that they can be sent many per system call.
+
+Real servers are terminated gracefully: one that is no longer wanted gets weight 0, so that no new connection reaches it, and is
+removed once its last connection has ended or its timeout is over. Weight 0 is kernel state, so a restarted proxy finds what its
+predecessor was draining. UDP and SCTP have no connections worth waiting for: their real servers are removed at once, and
+expire_nodest_conn moves the clients. A Service that keeps UDP flows on terminating endpoints has these as rows of weight 0.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,11 +21,12 @@ import msgspec
 from pointsman.backends.ipvs.compile import ADDRESS, DEFAULT_WEIGHT, SERVER
 from pointsman.backends.ipvs.rules import RuleSet
 from pointsman.backends.ledger import Keys, Ledger
-from pointsman.backends.netfilter.tables import Jump
+from pointsman.backends.netfilter.rule_text import Jump
 from pointsman.kernel import ipvs
-from pointsman.kernel.ipvs_objects import IPVS_DEVICE, RealKey, RealOf, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, RealKey, RealOf, RealServer, VirtualKey, VirtualServer
 
 T = TypeVar("T")
+TCP = 6
 _NOT_FOUND = frozenset((errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENODEV))
 
 
@@ -190,7 +196,7 @@ class Unbind(NetlinkStep[bytes], frozen=True):
 
 
 class DrainReals(msgspec.Struct, frozen=True):
-    """Remove real servers or set their weight to 0, depending on their open connections; see `drain`."""
+    """Remove real servers or set their weight to 0, depending on their open connections; see `Draining`."""
 
     items: Sequence[RealOf]
 
@@ -235,11 +241,11 @@ def plan_steps(
     }
     bind, unbind = Bind(missing.pop(ADDRESS, ())), Unbind(surplus.pop(ADDRESS, ()))
     write = [WriteRules(rules, state.missing_jumps)] if rules != state.rules else []
-    extend = _non_empty(*servers.extend, bind)
+    extend = _drop_empty(*servers.extend, bind)
     return [
-        *_non_empty(*(AddEntries(keys, name) for name, keys in missing.items())),
+        *_drop_empty(*(AddEntries(keys, name) for name, keys in missing.items())),
         *((*extend, *write) if state.iptables_mode_serves else (*write, *extend)),
-        *_non_empty(*servers.shrink, unbind, *(DeleteEntries(keys, name) for name, keys in surplus.items())),
+        *_drop_empty(*servers.shrink, unbind, *(DeleteEntries(keys, name) for name, keys in surplus.items())),
     ]
 
 
@@ -287,5 +293,44 @@ class _ServerSteps:
         self.shrink = (DrainReals(draining), RemoveReals(leaving), RemoveServers(removed))
 
 
-def _non_empty(*steps: NetlinkStep[Any] | DrainReals) -> list[Step]:
+def _drop_empty(*steps: NetlinkStep[Any] | DrainReals) -> list[Step]:
     return [step for step in steps if step.items]
+
+
+class Draining:
+    """The real servers at weight 0, each with its deadline. Times are seconds of one clock."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._deadlines: dict[RealOf, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._deadlines
+
+    def reals(self) -> list[RealOf]:
+        return list(self._deadlines)
+
+    def steps(
+        self, leaving: Iterable[RealOf], present: Mapping[RealOf, RealServer], now: float
+    ) -> tuple[WeighReals, RemoveReals]:
+        """Return the steps for real servers that are no longer wanted, given what the kernel reports of the TCP ones."""
+        remove: list[RealOf] = []
+        quiesce: list[RealOf] = []
+        for item in leaving:
+            real = present.get(item)
+            deadline = self._deadlines.setdefault(item, now + self._timeout)
+            if item.server.protocol != TCP or real is None or not real.connections or now >= deadline:
+                del self._deadlines[item]
+                remove.append(item)
+            elif real.weight:
+                quiesce.append(item)
+        return WeighReals(quiesce, 0), RemoveReals(remove)
+
+    def retain(self, weights: Mapping[VirtualKey, Mapping[RealKey, int]]) -> None:
+        """Forget real servers that are wanted again or gone, alone or with their virtual server."""
+        for item in self.reals():
+            if weights.get(item.server, {}).get(item.real) != 0:
+                del self._deadlines[item]

@@ -1,19 +1,22 @@
-"""The iptables programs of this host, for the modes that write rules with them."""
+"""The iptables programs of this host, and how the tables that they save differ from those that are wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.rule_text import Chains, Jump
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Incompatible, Iptables
-from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
+from pointsman.kernel.iptables_programs import choose_variant, find_variants_in_use
 from pointsman.kernel.nft_ruleset import NftRuleset, list_chain_names
 from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
 
 _TABLES = (names.FILTER, names.NAT)
 
@@ -30,7 +33,7 @@ class RuleTool(Protocol):
         """Load rules without flushing other chains; raises KernelError."""
 
 
-def runner_for(family: Family) -> Iptables:
+def choose_runner(family: Family) -> Iptables:
     """Return the programs to use; raises NotSupported when there are none."""
     commands = SystemCommands()
     return Iptables(family, commands, variant=choose_variant(commands, family))
@@ -39,6 +42,36 @@ def runner_for(family: Family) -> Iptables:
 def nft_ruleset(runner: Iptables) -> NftRuleset | None:
     """Return where nf_tables keeps the rules of these programs; None for legacy iptables."""
     return NftRuleset(runner.family) if runner.features.nf_tables else None
+
+
+def diff_rules(
+    what: str,
+    want: Sequence[str],
+    have: Sequence[str],
+    owners: Mapping[str, ServicePortName] = {},
+    *,
+    ordered: bool = True,
+) -> Iterator[Difference]:
+    """Yield the differences between canonical rules of one chain; `owners` tells whose rules they are."""
+    if want == have:
+        return
+    missing, surplus = Counter(want) - Counter(have), Counter(have) - Counter(want)
+    for rule in missing:
+        yield Difference(what, rule, "", owners.get(rule))
+    for rule in surplus:
+        yield Difference(what, "", rule)
+    if ordered and not missing and not surplus:
+        owner = next((owners[rule] for rule in want if rule in owners), None)
+        yield Difference(what, " / ".join(want), "the same rules in another order", owner)
+
+
+def diff_jumps(
+    jumps: Iterable[Jump], tables: Mapping[str, Chains], ask: Callable[[Jump], bool]
+) -> Iterator[Difference]:
+    """Yield the jumps that built-in chains lack."""
+    for jump in jumps:
+        if not jump.exists_in(tables[jump.table], ask):
+            yield Difference(f"{jump.table} {jump.source}", f"-A {jump.line}")
 
 
 def diff_dormant(ruleset: NftRuleset | None) -> list[Difference]:
@@ -61,17 +94,17 @@ def describe_unreadable(error: KernelError) -> Condition:
     return Condition.false("TablesReadable", "Unreadable", f"leftover rules are not removed: {error}")
 
 
-def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
+def find_runners_in_use(families: Iterable[Family]) -> list[Iptables]:
     """Return the programs of every family and variant that may hold rules; they are not tried out here."""
     commands = SystemCommands()
     return [
         Iptables(family, commands, variant=variant)
         for family in families
-        for variant in variants_in_use(family)
+        for variant in find_variants_in_use(family)
     ]
 
 
-def text_to_clean(
+def read_text_to_clean(
     tool: RuleTool,
     table: str,
     unwanted: Callable[[str], bool],
@@ -86,9 +119,9 @@ def text_to_clean(
         return b""
 
 
-def missing_programs(family: Family) -> list[str]:
+def find_missing_programs(family: Family) -> list[str]:
     """Return why iptables rules cannot be written here; empty when they can."""
-    obstacle = runner_for(family).find_obstacle()
+    obstacle = choose_runner(family).find_obstacle()
     if obstacle is None:
         return []
     if isinstance(obstacle, Incompatible):

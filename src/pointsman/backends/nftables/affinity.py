@@ -19,8 +19,7 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.balancers import build_marked_goto, build_short_circuit
 from pointsman.backends.nftables.clauses import rule
-from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.key_fields import Field
+from pointsman.backends.nftables.fields import Field, find_traits
 from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.node_context import NodeContext
@@ -42,17 +41,17 @@ class AffinityChains(msgspec.Struct, frozen=True, gc=False):
     """Chain and endpoint (`ip:port`)."""
 
 
-def _digest(*parts: str) -> str:
+def _compute_digest(*parts: str) -> str:
     return base64.b32encode(hashlib.sha256("\0".join(parts).encode()).digest()[:10]).decode().lower()
 
 
-def _identity(name: ServicePortName) -> tuple[str, str, str, str]:
+def _list_identity(name: ServicePortName) -> tuple[str, str, str, str]:
     return name.namespace, name.service, name.port, name.protocol.lower
 
 
 def compute_digest(name: ServicePortName) -> str:
     """What the names of a service port's own chains end with."""
-    return _digest(*_identity(name))
+    return _compute_digest(*_list_identity(name))
 
 
 def build_affinity_chains(
@@ -60,7 +59,7 @@ def build_affinity_chains(
 ) -> AffinityChains:
     """Everything for one service port; endpoint chains first, then views, then the external entry."""
     port = plan.port
-    identity = _identity(port.name)
+    identity = _list_identity(port.name)
     digest = compute_digest(port.name)
     names: dict[Identity, str] = {}
     chains: list[Chain] = []
@@ -72,29 +71,31 @@ def build_affinity_chains(
         where = endpoint.identity
         if where in names:
             continue
-        name = names[where] = _digest(*identity, str(endpoint))
+        name = names[where] = _compute_digest(*identity, str(endpoint))
         comment = userdata.printable(f"{label} to {endpoint}")
         sets.append(schema.build_affinity_set(_SET_PREFIX + name, comment))
-        chains.append(_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
+        chains.append(_build_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
         reached.append((chains[-1].name, str(endpoint)))
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
         if endpoints:
             counts = Counter(e.identity for e in assign_slots(endpoints, plan.balancing))
             shares = [(names[where], count) for where, count in counts.items()]
-            chains.append(_view_chain(f"{kind}-{digest}", shares, label, context))
+            chains.append(_build_view_chain(f"{kind}-{digest}", shares, label, context))
     external = ""
     if port.externally_accessible and (cluster or local):
         external = f"external-{digest}"
-        chains.append(_external_chain(external, digest, plan, bool(cluster), bool(local), label, context))
+        chains.append(
+            _build_external_chain(external, digest, plan, bool(cluster), bool(local), label, context)
+        )
     internal = f"{'local' if port.service.internal_local else 'service'}-{digest}"
     return AffinityChains(internal, external, tuple(chains), tuple(sets), tuple(reached))
 
 
-def _endpoint_chain(
+def _build_endpoint_chain(
     plan: ServicePlan, endpoint: Endpoint, name: str, comment: str, context: NodeContext, *, counters: bool
 ) -> Chain:
-    traits = traits_of(context.family)
+    traits = find_traits(context.family)
     redirect = c.dnat_to(endpoint.address, endpoint.port, traits)
     count = (c.COUNTER,) if counters else ()
     return Chain(
@@ -107,9 +108,9 @@ def _endpoint_chain(
     )
 
 
-def _view_chain(name: str, shares: list[tuple[str, int]], label: str, context: NodeContext) -> Chain:
+def _build_view_chain(name: str, shares: list[tuple[str, int]], label: str, context: NodeContext) -> Chain:
     """`shares` are the endpoints, each with the number of slots it has of all."""
-    traits = traits_of(context.family)
+    traits = find_traits(context.family)
     sticky = [
         rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, traits), c.goto(f"endpoint-{endpoint}"))
         for endpoint, _ in shares
@@ -123,7 +124,7 @@ def _view_chain(name: str, shares: list[tuple[str, int]], label: str, context: N
     return Chain(name, (*sticky, *random), label)
 
 
-def _external_chain(
+def _build_external_chain(
     name: str, digest: str, plan: ServicePlan, cluster: bool, local: bool, label: str, context: NodeContext
 ) -> Chain:
     if not plan.port.service.external_local:

@@ -23,39 +23,28 @@ from pointsman.backends.contract import (
 )
 from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.change import Change
-from pointsman.backends.nftables.check import (
-    DriftCheck,
-    can_be_filled,
-    compare_kernel,
-    format_owner,
-)
+from pointsman.backends.nftables.check import DriftCheck, can_be_filled, compare_kernel, format_table
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
-from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
+from pointsman.backends.nftables.fields import FamilyTraits, find_traits
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.backends.nftables.preflight import lacks_hash
-from pointsman.backends.nftables.reader import KernelTable, Reader
+from pointsman.backends.nftables.reader import KernelTable
 from pointsman.backends.nftables.rejections import (
+    build_rejection_error,
     find_external_object,
+    find_rejected_service_ports,
     is_transient,
-    rejected_service_ports,
-    rejection_error,
 )
-from pointsman.backends.nftables.schema import TABLE
-from pointsman.conditions import Condition
-from pointsman.errors import Busy, KernelError, Rejected
+from pointsman.backends.nftables.table_socket import HashSupport, TableSocket
+from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.nfnl import BatchRejected, CommitLog, Fault, NftablesSocket
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _MAX_REJECTION_ROUNDS = 5
-_NO_HASH = Condition.false(
-    "KernelFeatures",
-    "HashMissing",
-    "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
-)
 
 Fragments = dict[ServicePortName, Fragment]
 
@@ -76,18 +65,13 @@ class NftablesBackend(Backend):
         lacks_hash: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_hash,
     ) -> None:
         self.family = family
-        self._traits = traits_of(family)
         self._counters = service_metrics
-        self._socket: NftablesSocket | None = None
         self._contents: Contents | None = None
         self._rejected: dict[ServicePortName, str] = {}
-        self._commits = commits or CommitLog()
-        self._drift_check = DriftCheck(self._commits)
-        self._lacks_hash = lacks_hash
-        self._without_hash: bool | None = None
-        """None until a Service asks for a hash; every full sync checks a lack again."""
-        self._unhashed: set[ServicePortName] = set()
-        """Service ports that ask for a hash and get random balancing."""
+        log = commits or CommitLog()
+        self._kernel = TableSocket(find_traits(family), log)
+        self._drift_check = DriftCheck(log)
+        self._hashes = HashSupport(lambda: lacks_hash(self._kernel.socket(), find_traits(family)))
         self._totals = ConnectionTotals()
 
     # --- the contract ---------------------------------------------------------------------------------------
@@ -103,7 +87,7 @@ class NftablesBackend(Backend):
         """Check for external changes, by the ruleset generation and the definitions of the table."""
         if self._contents is None:
             return None
-        return self._drift_check.find_drift(self._contents, self._open(), self._reader())
+        return self._drift_check.find_drift(self._contents, self._kernel.socket(), self._kernel.reader())
 
     @property
     def external_changes(self) -> int:
@@ -114,7 +98,7 @@ class NftablesBackend(Backend):
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._without_unsupported_hash(plan) for name, plan in asked.items()},
+            {name: self._hashes.without_unsupported(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
@@ -124,38 +108,33 @@ class NftablesBackend(Backend):
     def traffic(self) -> Traffic:
         """Return connections per service port and endpoint since the first sync; empty without service metrics."""
         if self._contents is not None and self._counters:
-            self._totals.add(self._contents, self._reader())
+            self._totals.add(self._contents, self._kernel.reader())
         return self._totals.counts()
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._kernel.close()
 
     # --- syncing --------------------------------------------------------------------------------------------
 
     def _full_sync(self, request: SyncRequest, found: Difference | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
-        generation = self._open().generation()
-        table = self._reader().table()
-        if self._without_hash:
-            self._without_hash = None
-        self._unhashed.clear()
-        self._find_unsupported_hashes(request.plans)
+        generation = self._kernel.socket().generation()
+        table = self._kernel.reader().table()
+        self._hashes.check_again(request.plans)
         rejected: dict[ServicePortName, str] = {}
         with _pause_gc():
-            fragments = self._compile_all(request, rejected)
+            fragments = self._compile(request, request.plans, self._contents, rejected)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
         corrected: list[Difference] = []
         if table is not None and table.head.comment != contents.comment:
-            what = f"table {self._traits.keyword} {TABLE}"
-            corrected.append(Difference(what, contents.comment, table.head.comment or "no comment"))
+            have = table.head.comment or "no comment"
+            corrected.append(Difference(format_table(contents), contents.comment, have))
         self._contents = contents
         self._rejected = rejected
         self._totals.restarted()
-        self._drift_check.on_loaded(generation + 1, self._reader())
+        self._drift_check.on_loaded(generation + 1, self._kernel.reader())
         return self._report(contents, batch, size, full=True, drift=found, corrected=corrected)
 
     def _load(
@@ -167,19 +146,20 @@ class NftablesBackend(Backend):
     ) -> tuple[Contents, Batch, int]:
         """Commit everything; move what the kernel rejects from `fragments` to `rejected`."""
         for _ in range(_MAX_REJECTION_ROUNDS):
-            contents = self._contents_of(request, fragments)
+            contents = Contents(request.context, counters=self._counters)
+            contents.load(fragments)
             for batch in _full_batches(contents, table):
                 try:
-                    return contents, batch, self._commit(batch)
+                    return contents, batch, self._kernel.commit(batch)
                 except BatchRejected as error:
                     if is_transient(error.errno):
                         raise
                     refusal = error
             # A new table rejects it too, so the contents are wrong and not an external object in the table.
-            faults = self._check(batch)
-            found = rejected_service_ports(batch, faults, fragments)
+            faults = self._kernel.check(batch)
+            found = find_rejected_service_ports(batch, faults, fragments)
             if not found:
-                raise rejection_error(batch, faults, refusal.errno) from refusal
+                raise build_rejection_error(batch, faults, refusal.errno) from refusal
             rejected.update(found)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             for name in found:
@@ -188,8 +168,10 @@ class NftablesBackend(Backend):
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        self._find_unsupported_hashes(request.changed)
-        updates = self._compile_changed(request, contents, rejected)
+        self._hashes.check(request.changed)
+        present = {name: plan for name, plan in request.changed.items() if plan is not None}
+        updates: dict[ServicePortName, Fragment | None] = dict.fromkeys(request.changed)
+        updates |= self._compile(request, present, contents, rejected)
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         for _ in range(_MAX_REJECTION_ROUNDS):
             change = Change(contents, updates)
@@ -197,17 +179,17 @@ class NftablesBackend(Backend):
                 size = 0
                 break
             try:
-                size = self._commit(change.batch)
+                size = self._kernel.commit(change.batch)
                 break
             except BatchRejected as refusal:
                 if is_transient(refusal.errno):
                     raise
-                drift = self._drift_check.find_changed_definition(contents, self._reader())
+                drift = self._drift_check.find_changed_definition(contents, self._kernel.reader())
                 if drift is not None:
                     return self._full_sync(request, drift)
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
-                faults = self._check(change.batch)
-                found = rejected_service_ports(change.batch, faults, new)
+                faults = self._kernel.check(change.batch)
+                found = find_rejected_service_ports(change.batch, faults, new)
                 if not found or found.keys() - self._rejected.keys():
                     return self._sync_after_rejection(request, change.batch, faults, found.keys())
                 rejected.update(found)
@@ -256,83 +238,27 @@ class NftablesBackend(Backend):
             batch_bytes=size,
             drift=drift,
             corrected=corrected,
-            conditions=(_NO_HASH,) if self._unhashed else (),
+            conditions=self._hashes.conditions,
         )
 
-    # --- compiling ------------------------------------------------------------------------------------------
+    def _compile(
+        self,
+        request: SyncRequest,
+        plans: Mapping[ServicePortName, ServicePlan],
+        committed: Contents | None,
+        rejected: dict[ServicePortName, str],
+    ) -> Fragments:
+        """Compile plans, but use the committed fragment of an unchanged plan: hash tables take long to fill."""
+        is_current = committed is not None and committed.context == request.context
+        held = committed.fragments if committed is not None and is_current else {}
 
-    def _compile_changed(
-        self, request: SyncRequest, contents: Contents, rejected: dict[ServicePortName, str]
-    ) -> dict[ServicePortName, Fragment | None]:
         def compile_one(plan: ServicePlan) -> Fragment:
-            previous = contents.fragments.get(plan.name)
-            return compile_fragment(
-                self._without_unsupported_hash(plan), request.context, previous, counters=self._counters
-            )
+            wanted, previous = self._hashes.without_unsupported(plan), held.get(plan.name)
+            if previous is not None and previous.plan == wanted:
+                return previous
+            return compile_fragment(wanted, request.context, previous, counters=self._counters)
 
-        present = {name: plan for name, plan in request.changed.items() if plan is not None}
-        removed = dict.fromkeys(request.changed)
-        return {**removed, **compile_each(present, compile_one, rejected)}
-
-    def _compile_all(self, request: SyncRequest, rejected: dict[ServicePortName, str]) -> Fragments:
-        context, counters = request.context, self._counters
-        return compile_each(
-            request.plans,
-            lambda plan: compile_fragment(self._without_unsupported_hash(plan), context, counters=counters),
-            rejected,
-        )
-
-    def _find_unsupported_hashes(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
-        """Record which plans ask for a hash that this kernel lacks; raises KernelError when that cannot be found out now."""
-        for name, plan in plans.items():
-            self._unhashed.discard(name)
-            if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
-                continue
-            if self._without_hash is None:
-                self._without_hash = self._lacks_hash(self._open(), self._traits)
-            if self._without_hash:
-                self._unhashed.add(name)
-
-    def _without_unsupported_hash(self, plan: ServicePlan) -> ServicePlan:
-        """Return the plan, with random balancing where it asks for a hash that this kernel lacks."""
-        return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
-
-    def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
-        contents = Contents(request.context, counters=self._counters)
-        contents.load(fragments)
-        return contents
-
-    # --- the kernel -----------------------------------------------------------------------------------------
-
-    def _open(self) -> NftablesSocket:
-        if self._socket is None:
-            self._socket = NftablesSocket()
-        return self._socket
-
-    def _reader(self) -> Reader:
-        return Reader(self._open(), self._traits)
-
-    def _commit(self, batch: Batch) -> int:
-        try:
-            return self._commits.commit(self._open(), list(batch.messages()))
-        except KernelError as error:
-            owned = self._owned_table() if error.errno == errno.EPERM else None
-            if owned is None:
-                raise
-            raise owned from error
-
-    def _check(self, batch: Batch) -> list[Fault]:
-        """Return the kernel's faults for each object of the batch, without applying anything."""
-        return self._open().check(list(batch.messages(one_by_one=True)))
-
-    def _owned_table(self) -> Busy | None:
-        head = self._reader().head()
-        if head is None or not head.owner:
-            return None
-        name = f"table {self._traits.keyword} {TABLE}"
-        return Busy(
-            f"{name} is {format_owner(head)}; no other process may change it, so stop that one", errno.EPERM
-        )
+        return compile_each(plans, compile_one, rejected)
 
 
 @contextlib.contextmanager

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.clauses import Rule, rule
-from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.key_fields import Field
+from pointsman.backends.nftables.fields import Field, find_traits
 from pointsman.backends.nftables.schema import Chain
 from pointsman.model.node_context import NodeContext
 
@@ -71,7 +70,7 @@ class Balancer(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _name(self)
+        return _format_name(self)
 
     def needs(self) -> Balancer | None:
         """The balancer this one hands over to."""
@@ -113,7 +112,7 @@ def is_balancer_name(chain: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _name(balancer: Balancer) -> str:
+def _format_name(balancer: Balancer) -> str:
     if balancer.flavour.refuses:
         return balancer.flavour.value
     name = f"{balancer.pick.value}{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
@@ -128,19 +127,19 @@ def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
         return Chain(balancer.name, (rule(c.RESET_UNLESS_FIRST), rule(c.DROP_PACKET)))
     further = balancer.needs()
     if further is None:
-        return Chain(balancer.name, (_pick(balancer, context, local=False),))
+        return Chain(balancer.name, (_build_pick_rule(balancer, context, local=False),))
     if balancer.flavour is Flavour.MASQUERADE:
         return Chain(balancer.name, (build_marked_goto(context, further.name),))
     rules = list(build_short_circuit(context, further.name))
     if balancer.size:
-        rules.append(_pick(balancer, context, local=True))
+        rules.append(_build_pick_rule(balancer, context, local=True))
     return Chain(balancer.name, tuple(rules))
 
 
 def build_short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
     """Policy Local binds external clients only: pods and the node itself reach every endpoint."""
     rules = []
-    pods = schema.build_source_match(context.local, traits_of(context.family))
+    pods = schema.build_source_match(context.local, find_traits(context.family))
     if pods is not None:
         rules.append(rule(pods, c.goto(target), comment="pods"))
     mark = c.set_mark_bit(context.masquerade_mark)
@@ -152,7 +151,7 @@ def build_marked_goto(context: NodeContext, target: str) -> Rule:
     return rule(c.set_mark_bit(context.masquerade_mark), c.goto(target))
 
 
-def _pick(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
+def _build_pick_rule(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
     key: tuple[Field, ...]
     if balancer.node_port:
         key = schema.NODE_PORT
@@ -161,4 +160,4 @@ def _pick(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
         key = schema.FRONTEND
         where = schema.LOCAL_ENDPOINTS if local else schema.ENDPOINTS
     draw = c.Draw(balancer.size, _HASHED[balancer.pick], context.balancing.seed)
-    return rule(c.dnat_from((*key, Field.SLOT), draw, where, traits_of(context.family)))
+    return rule(c.dnat_from((*key, Field.SLOT), draw, where, find_traits(context.family)))

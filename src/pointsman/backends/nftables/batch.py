@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pointsman.backends.nftables import encode, text
-from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Element, Slots
 from pointsman.backends.nftables.schema import TABLE, Chain, SetSpec
 from pointsman.kernel.netlink import Message
@@ -108,11 +108,11 @@ class Steps:
     def add_set(self, spec: SetSpec) -> Step:
         """Create a set or map unless it is there."""
         body = " ; ".join(text.format_set_statements(spec, self._traits))
-        command = f"add {text.set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
+        command = f"add {text.format_set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
         return Step(command, encode.new_set(spec, self._traits), _set_item(spec))
 
     def flush_set(self, spec: SetSpec) -> Step:
-        command = f"flush {text.set_keyword(spec)} {self._table} {spec.name}"
+        command = f"flush {text.format_set_keyword(spec)} {self._table} {spec.name}"
         return Step(command, encode.flush_set(spec.name, self._traits), _set_item(spec))
 
     def delete_set(self, name: str) -> Step:
@@ -145,7 +145,7 @@ class Steps:
 
 
 def _set_item(spec: SetSpec) -> BatchItem:
-    return BatchItem(f"{text.set_keyword(spec)} {spec.name}", spec.name)
+    return BatchItem(f"{text.format_set_keyword(spec)} {spec.name}", spec.name)
 
 
 class Batch:
@@ -200,7 +200,7 @@ class Batch:
         return found
 
     def _element_item(self, spec: SetSpec, key: bytes) -> BatchItem:
-        what = f"{text.set_keyword(spec)} {spec.name} {text.format_key(key, spec, self.traits)}"
+        what = f"{text.format_set_keyword(spec)} {spec.name} {text.format_key(key, spec, self.traits)}"
         return BatchItem(what, spec.name, key)
 
     def element_counts(self) -> dict[str, int]:

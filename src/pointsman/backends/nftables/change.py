@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from pointsman.backends.nftables.balancers import Balancer, add_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
-from pointsman.backends.nftables.contents import Contents, balancer_order
+from pointsman.backends.nftables.contents import Contents, compute_balancer_order
+from pointsman.backends.nftables.fields import pack_slot_numbers
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
-from pointsman.backends.nftables.key_fields import pack_slot_numbers
 from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
@@ -138,7 +138,7 @@ class Change:
             AddSlots(contents.sets[n], entries) for n, entries in self._add_slots.items() if entries
         ]
         operations += self._later
-        names = [b.name for b in sorted(removed, key=balancer_order, reverse=True)]
+        names = [b.name for b in sorted(removed, key=compute_balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
         return Batch(contents.traits, operations)

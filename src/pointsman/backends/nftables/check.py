@@ -12,7 +12,6 @@ Two questions are answered here, both as `Difference`s:
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,9 +24,8 @@ from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import fingerprint, is_same_rule
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits, pack_slot_numbers
 from pointsman.backends.nftables.fragment import Element, Fragment, Owners, Pool
-from pointsman.backends.nftables.key_fields import pack_slot_numbers
 from pointsman.backends.nftables.reader import (
     KernelChain,
     KernelElement,
@@ -36,7 +34,15 @@ from pointsman.backends.nftables.reader import (
     Reader,
     TableHead,
 )
-from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Data, Hook, SetSpec, set_shape
+from pointsman.backends.nftables.schema import (
+    COMMENT_PREFIX,
+    TABLE,
+    Chain,
+    Data,
+    Hook,
+    SetSpec,
+    compute_set_shape,
+)
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import CommitLog, NftablesSocket
 from pointsman.model.node_context import NodeContext
@@ -57,14 +63,14 @@ def format_owner(head: TableHead) -> str:
     return f"owned by another process (netlink port {head.owner}, usually its process id)"
 
 
-def _flag_differences(contents: Contents, head: TableHead) -> Iterator[Difference]:
+def _compare_flags(contents: Contents, head: TableHead) -> Iterator[Difference]:
     if head.flags & nf.NFT_TABLE_F_OWNER:
         yield Difference(format_table(contents), "changeable", format_owner(head))
     if head.flags & nf.NFT_TABLE_F_DORMANT:
         yield Difference(format_table(contents), "active", "dormant")
 
 
-def _chain_differences(
+def _compare_chains(
     contents: Contents, table: KernelTable, owners: Owners, *, with_unused: bool
 ) -> Iterator[Difference]:
     """Yield missing, changed and added chains; unused balancer chains count only `with_unused`."""
@@ -83,14 +89,14 @@ def _chain_differences(
             yield Difference(f"chain {name}", "", PRESENT)
 
 
-def _set_differences(contents: Contents, table: KernelTable, owners: Owners) -> Iterator[Difference]:
+def _compare_sets(contents: Contents, table: KernelTable, owners: Owners) -> Iterator[Difference]:
     wanted = {spec.name: spec for spec in contents.all_sets()}
     for name, spec in wanted.items():
-        what = f"{text.set_keyword(spec)} {name}"
+        what = f"{text.format_set_keyword(spec)} {name}"
         held = table.sets.get(name)
         if held is None:
             yield Difference(what, PRESENT, "", owners.find(name))
-        elif held.shape != set_shape(spec, contents.traits):
+        elif held.shape != compute_set_shape(spec, contents.traits):
             definition = text.format_set_statements(spec, contents.traits)[0]
             yield Difference(what, definition, "another type", owners.find(name))
     for name in sorted(table.sets.keys() - wanted.keys()):
@@ -98,9 +104,9 @@ def _set_differences(contents: Contents, table: KernelTable, owners: Owners) -> 
         yield Difference(f"{kind} {name}", "", PRESENT)
 
 
-def _count_differences(contents: Contents, table: KernelTable) -> Iterator[Difference]:
+def _compare_counts(contents: Contents, table: KernelTable) -> Iterator[Difference]:
     """Yield chains and sets of another size than after our last commit."""
-    for name, uses in _expected_uses(contents).items():
+    for name, uses in _compute_uses(contents).items():
         held = table.chains[name].uses
         if held != uses:
             yield Difference(f"rules of or references to chain {name}", str(uses), str(held))
@@ -110,7 +116,7 @@ def _count_differences(contents: Contents, table: KernelTable) -> Iterator[Diffe
             yield Difference(f"elements of {name}", str(count), str(elements))
 
 
-def _expected_uses(contents: Contents) -> dict[str, int]:
+def _compute_uses(contents: Contents) -> dict[str, int]:
     """Return the kernel's use count of each chain as it must be."""
     chains = contents.all_chains()
     uses: Counter[str] = Counter({chain.name: len(chain.rules) for chain in chains})
@@ -121,7 +127,7 @@ def _expected_uses(contents: Contents) -> dict[str, int]:
     return dict(uses)
 
 
-def _rule_differences(chain: Chain, held: Sequence[bytes], owners: Owners) -> Iterator[Difference]:
+def _compare_rules(chain: Chain, held: Sequence[bytes], owners: Owners) -> Iterator[Difference]:
     for number, rule in enumerate(chain.rules):
         what = f"chain {chain.name} rule {number + 1}"
         if number >= len(held):
@@ -136,7 +142,7 @@ def _rule_differences(chain: Chain, held: Sequence[bytes], owners: Owners) -> It
 def can_be_filled(contents: Contents, table: KernelTable) -> bool:
     """Whether this table takes our contents as it is; some kernels accept wrong types and then drop packets."""
     hooks = {chain.name: chain.hook for chain in contents.all_chains()}
-    shapes = {spec.name: set_shape(spec, contents.traits) for spec in contents.all_sets()}
+    shapes = {spec.name: compute_set_shape(spec, contents.traits) for spec in contents.all_sets()}
     return (
         table.head.comment == contents.comment
         and all(_is_same_hook(held, hooks[name]) for name, held in table.chains.items() if name in hooks)
@@ -154,7 +160,7 @@ def _is_same_hook(held: KernelChain, wanted: Hook | None) -> bool:
 # --- elements -----------------------------------------------------------------------------------------------
 
 
-def _element_differences(
+def _compare_elements(
     contents: Contents, table: KernelTable, reader: Reader, ordered: Collection[ServicePortName]
 ) -> Iterator[Difference]:
     """Compare the elements of every set that is of the right type, one set in memory at a time."""
@@ -162,19 +168,19 @@ def _element_differences(
     owners = Owners(contents.fragments)
     for spec in contents.sets.values():
         held = table.sets.get(spec.name)
-        if held is None or held.shape != set_shape(spec, contents.traits):
+        if held is None or held.shape != compute_set_shape(spec, contents.traits):
             continue
         have = reader.elements(spec)
         if spec.data is Data.ENDPOINT:
-            yield from _slot_differences(contents, spec, pools[spec.name], have, owners, ordered)
+            yield from _compare_slots(contents, spec, pools[spec.name], have, owners, ordered)
         else:
             wanted = [element for element, _ in elements[spec.name]]
-            yield from _plain_differences(contents, spec, wanted, have, owners)
+            yield from _compare_plain_elements(contents, spec, wanted, have, owners)
         for element in have.values():
-            yield _added(contents, spec, element, owners)
+            yield _describe_added(contents, spec, element, owners)
 
 
-def _plain_differences(
+def _compare_plain_elements(
     contents: Contents,
     spec: SetSpec,
     wanted: Sequence[Element],
@@ -197,7 +203,7 @@ def _plain_differences(
         yield Difference(what, want, held, owners.find(spec.name, element.key))
 
 
-def _slot_differences(
+def _compare_slots(
     contents: Contents,
     spec: SetSpec,
     wanted: Sequence[Pool],
@@ -229,7 +235,7 @@ def _slot_differences(
                 )
 
 
-def _added(contents: Contents, spec: SetSpec, element: KernelElement, owners: Owners) -> Difference:
+def _describe_added(contents: Contents, spec: SetSpec, element: KernelElement, owners: Owners) -> Difference:
     what = _format_element(contents, spec, element.key, element.key_end)
     value = text.format_endpoint(element.data, contents.traits) if element.data else element.verdict
     # A slot too many is a fault of its frontend; other elements under an unknown key belong to no service port.
@@ -239,7 +245,7 @@ def _added(contents: Contents, spec: SetSpec, element: KernelElement, owners: Ow
 
 def _format_element(contents: Contents, spec: SetSpec, key: bytes, key_end: bytes = b"") -> str:
     element = Element(spec.name, key, None, key_end)
-    return f"{text.set_keyword(spec)} {spec.name} {text.format_element(element, '', spec, contents.traits)}"
+    return f"{text.format_set_keyword(spec)} {spec.name} {text.format_element(element, '', spec, contents.traits)}"
 
 
 # --- drift --------------------------------------------------------------------------------------------------
@@ -288,24 +294,22 @@ class DriftCheck:
             return Difference(name, contents.comment, have, other_proxy=other)
         owners = Owners(contents.fragments)
         found = itertools.chain(
-            _flag_differences(contents, table.head),
-            _chain_differences(contents, table, owners, with_unused=True),
-            _set_differences(contents, table, owners),
-            _count_differences(contents, table),
-            self._catch_all_differences(contents, reader, owners),
-            self._rule_differences(contents, reader, owners),
+            _compare_flags(contents, table.head),
+            _compare_chains(contents, table, owners, with_unused=True),
+            _compare_sets(contents, table, owners),
+            _compare_counts(contents, table),
+            self._compare_catch_alls(contents, reader, owners),
+            self._compare_rules(contents, reader, owners),
         )
         first = next(found, None)
         return first and msgspec.structs.replace(first, other_proxy=other)
 
-    def _catch_all_differences(
-        self, contents: Contents, reader: Reader, owners: Owners
-    ) -> Iterator[Difference]:
+    def _compare_catch_alls(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
         """Yield catch-all elements, which the kernel does not count; there must be none."""
         for name, element in reader.catch_alls(list(contents.sets.values())).items():
-            yield _added(contents, contents.sets[name], element, owners)
+            yield _describe_added(contents, contents.sets[name], element, owners)
 
-    def _rule_differences(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
+    def _compare_rules(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
         """Compare each listing once and recognise it by its fingerprint afterwards: comparing rules is slow."""
         listed = reader.rules()
         right: dict[str, tuple[int, int]] = {}
@@ -313,7 +317,7 @@ class DriftCheck:
             held = listed.get(chain.name, [])
             prints = hash(chain.rules), fingerprint(held)
             if self._right_rules.get(chain.name) != prints:
-                yield from _rule_differences(chain, held, owners)
+                yield from _compare_rules(chain, held, owners)
             right[chain.name] = prints
         self._right_rules = right
 
@@ -362,33 +366,33 @@ def compare_kernel(
 
     contents = Contents(context, counters=counters)
     contents.load(compile_each(plans, compile_one, {}))
-    traits = traits_of(context.family)
-    with contextlib.closing(NftablesSocket()) as socket:
+    traits = find_traits(context.family)
+    with NftablesSocket() as socket:
         reader = Reader(socket, traits) if complete else NarrowReader(socket, traits, contents)
-        return list(_all_differences(contents, reader, committed.keys()))
+        return list(_compare_all(contents, reader, committed.keys()))
 
 
-def _all_differences(
+def _compare_all(
     contents: Contents, reader: Reader, ordered: Collection[ServicePortName]
 ) -> Iterator[Difference]:
     """Yield every difference; in fragments of `ordered` it matters which slot an endpoint has."""
     name = format_table(contents)
     table = reader.table()
     if table is None:
-        yield Difference(name, contents.comment)
+        yield Difference(name, PRESENT)
         return
     owned = table.head.flags & nf.NFT_TABLE_F_OWNER
     if table.head.comment != contents.comment and not owned:
         yield Difference(name, contents.comment, table.head.comment or "a table without comment")
         return
-    yield from _flag_differences(contents, table.head)
+    yield from _compare_flags(contents, table.head)
     if owned:
         return
     owners = Owners(contents.fragments)
-    yield from _set_differences(contents, table, owners)
-    yield from _chain_differences(contents, table, owners, with_unused=False)
+    yield from _compare_sets(contents, table, owners)
+    yield from _compare_chains(contents, table, owners, with_unused=False)
     listed = reader.rules()
     for chain in contents.all_chains():
         if chain.name in table.chains:
-            yield from _rule_differences(chain, listed.get(chain.name, []), owners)
-    yield from _element_differences(contents, table, reader, ordered)
+            yield from _compare_rules(chain, listed.get(chain.name, []), owners)
+    yield from _compare_elements(contents, table, reader, ordered)

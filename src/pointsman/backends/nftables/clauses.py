@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pointsman.backends.nftables.family_traits import FamilyTraits
-from pointsman.backends.nftables.key_fields import Field, field_length, key_length
+from pointsman.backends.nftables.fields import FamilyTraits, Field, find_field_length, key_length
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import nested, text, u8, u32be, u64be
@@ -118,7 +117,7 @@ def _load_key(
             parts.append(w.payload(register, nf.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2))
         else:
             parts.append(draw.encoding(register, traits))
-        register += (field_length(field, traits) + 3) // 4
+        register += (find_field_length(field, traits) + 3) // 4
     return b"".join(parts)
 
 
@@ -282,7 +281,7 @@ def flip_mark_bit(mark: int) -> Clause:
 # --- statements ---------------------------------------------------------------------------------------------
 
 
-def verdict_data(verb: str, chain: str) -> bytes:
+def encode_verdict(verb: str, chain: str) -> bytes:
     """The value of a verdict: `goto CHAIN`, `jump CHAIN`, or `drop` for an empty chain."""
     if not chain:
         return nested(nf.NFTA_DATA_VERDICT, u32be(nf.NFTA_VERDICT_CODE, nf.NF_DROP))
@@ -294,7 +293,7 @@ def verdict_data(verb: str, chain: str) -> bytes:
 
 
 def _immediate_verdict(verb: str, chain: str) -> bytes:
-    return w.immediate(nf.NFT_REG_VERDICT, verdict_data(verb, chain))
+    return w.immediate(nf.NFT_REG_VERDICT, encode_verdict(verb, chain))
 
 
 def goto(chain: str) -> Clause:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pointsman.backends.contract import NOT_OURS, CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.backends.nftables.check import format_owner, is_made_by_kube_proxy
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE
 from pointsman.errors import KernelError, NotSupported
@@ -24,7 +24,7 @@ def cleanup(cleaning: CleanupContext) -> Iterator[CleanupItem]:
     try:
         for family in Family:
             try:
-                table = Reader(socket, traits_of(family)).table()
+                table = Reader(socket, find_traits(family)).table()
             except NotSupported:
                 return
             if table is not None:
@@ -35,9 +35,9 @@ def cleanup(cleaning: CleanupContext) -> Iterator[CleanupItem]:
 
 
 def _remove_trace(socket: NftablesSocket, family: Family, cleaning: CleanupContext) -> Iterator[CleanupItem]:
-    name = f"{traits_of(family).keyword} {TRACE_TABLE}"
+    name = f"{find_traits(family).keyword} {TRACE_TABLE}"
     try:
-        if socket.delete_table(traits_of(family).nfproto, TRACE_TABLE, dry_run=cleaning.dry_run):
+        if socket.delete_table(find_traits(family).nfproto, TRACE_TABLE, dry_run=cleaning.dry_run):
             yield CleanupItem("table", name)
     except KernelError as error:
         yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")
@@ -46,7 +46,7 @@ def _remove_trace(socket: NftablesSocket, family: Family, cleaning: CleanupConte
 def _remove_table(
     socket: NftablesSocket, family: Family, table: KernelTable, cleaning: CleanupContext
 ) -> CleanupItem:
-    traits = traits_of(family)
+    traits = find_traits(family)
     name = f"{traits.keyword} {TABLE}"
     is_ours = table.head.comment.startswith(COMMENT_PREFIX) and not is_made_by_kube_proxy(table)
     if not is_ours and not cleaning.all_proxies:

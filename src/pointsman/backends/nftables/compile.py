@@ -16,9 +16,8 @@ from pointsman.backends.nftables.balancers import (
     shared_balancer,
 )
 from pointsman.backends.nftables.clauses import rule
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits, pack_port, pack_protocol
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrange_slots
-from pointsman.backends.nftables.key_fields import pack_port, pack_protocol
 from pointsman.backends.nftables.schema import Chain
 from pointsman.model.balancing import Scheduler
 from pointsman.model.endpoint import Endpoint
@@ -53,9 +52,9 @@ class _Compilation:
         self._guards: list[Chain] = []
         self._balancers: dict[Balancer, None] = {}
         self._pick = _PICKS.get(plan.balancing.scheduler, Pick.RANDOM) if plan.balancing else Pick.RANDOM
-        self._cluster = _packed(assign_slots(plan.endpoints.cluster, plan.balancing))
+        self._cluster = _pack_endpoints(assign_slots(plan.endpoints.cluster, plan.balancing))
         local = plan.endpoints.local if plan.port.uses_local_endpoints else ()
-        self._local = _packed(assign_slots(local, plan.balancing))
+        self._local = _pack_endpoints(assign_slots(local, plan.balancing))
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
             build_affinity_chains(plan, context, self._label, counters=counters)
@@ -75,6 +74,7 @@ class _Compilation:
             chains=(*(self._affinity.chains if self._affinity else ()), *self._guards),
             sets=self._affinity.sets if self._affinity else (),
             endpoint_chains=self._affinity.endpoints if self._affinity else (),
+            plan=self._plan,
         )
 
     def _add_frontend(self, frontend: Frontend) -> None:
@@ -87,8 +87,8 @@ class _Compilation:
             return
         if frontend.outcome is not Outcome.DELIVERED:
             refusals = schema.NO_ENDPOINT_NODEPORTS if on_node else schema.NO_ENDPOINT_SERVICES
-            self._put(Element(refusals, key, self._refusal(frontend.outcome)))
-        target = self._target(frontend, key, on_node)
+            self._put(Element(refusals, key, self._choose_refusal(frontend.outcome)))
+        target = self._find_target(frontend, key, on_node)
         if frontend.source_ranges and on_node:
             guard = _build_node_port_guard(self._plan.name, frontend, target, self._context, self._label)
             self._guards.append(guard)
@@ -96,7 +96,7 @@ class _Compilation:
         if target:
             self._put(Element(verdicts, key, target))
 
-    def _refusal(self, outcome: Outcome) -> str:
+    def _choose_refusal(self, outcome: Outcome) -> str:
         if self._plan.resets_gone:
             return self._use(RESET if outcome is Outcome.REJECTED else RESET_KNOWN)
         return schema.REJECT_CHAIN if outcome is Outcome.REJECTED else ""
@@ -104,7 +104,7 @@ class _Compilation:
     def _put(self, element: Element) -> None:
         self._elements[(element.where, element.key)] = element
 
-    def _target(self, frontend: Frontend, key: bytes, on_node: bool) -> str:
+    def _find_target(self, frontend: Frontend, key: bytes, on_node: bool) -> str:
         """The chain a frontend leads to; empty when no client can get anywhere through it."""
         external = frontend.kind is not FrontendKind.CLUSTER_IP
         everywhere = external and frontend.local_policy and bool(self._cluster)
@@ -113,23 +113,25 @@ class _Compilation:
         if self._affinity is not None:
             return self._affinity.external if external else self._affinity.internal
         if not external:
-            return self._balance(
+            return self._add_balanced_pool(
                 Flavour.PLAIN, key, on_node, self._local if frontend.local_policy else self._cluster
             )
         if not frontend.local_policy:
-            return self._balance(Flavour.MASQUERADE, key, on_node, self._cluster)
-        self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, self._cluster)
+            return self._add_balanced_pool(Flavour.MASQUERADE, key, on_node, self._cluster)
+        self._add_pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, self._cluster)
         local = schema.LOCAL_NODEPORT_ENDPOINTS if on_node else schema.LOCAL_ENDPOINTS
-        self._pool(local, key, self._local)
+        self._add_pool(local, key, self._local)
         return self._use(
             shared_balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick)
         )
 
-    def _balance(self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]) -> str:
-        self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
+    def _add_balanced_pool(
+        self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]
+    ) -> str:
+        self._add_pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
         return self._use(shared_balancer(flavour, on_node, len(endpoints), pick=self._pick))
 
-    def _pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
+    def _add_pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
         if not endpoints:
             return
         if self._pick is Pick.RANDOM:
@@ -151,7 +153,7 @@ class _Compilation:
             own = (int.from_bytes(a, "big") for a in (frontend.address, *self._plan.port.load_balancer_ips))
             spans += [(address, address) for address in own]
         length = self._context.family.address_length
-        for first, last in _merged(spans):
+        for first, last in _merge_ranges(spans):
             start = key + first.to_bytes(length, "big")
             self._elements[(schema.FIREWALL_ALLOW, start)] = Element(
                 schema.FIREWALL_ALLOW, start, None, key + last.to_bytes(length, "big")
@@ -173,7 +175,7 @@ def _build_node_port_guard(
     Other frontends are guarded by two sets that all services share (schema.py), but a node port has no address of its own.
     """
     admitted = c.goto(target) if target else c.RETURN
-    traits = traits_of(context.family)
+    traits = find_traits(context.family)
     rules = [rule(c.source_in(cidr, traits), admitted) for cidr in frontend.source_ranges]
     if frontend.admits_any(context.node_ips):
         # To one of its own addresses a node speaks from that very address.
@@ -181,11 +183,11 @@ def _build_node_port_guard(
     return Chain(f"nodeport-ranges-{compute_digest(name)}", (*rules, rule(c.DROP_PACKET)), label)
 
 
-def _packed(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:
+def _pack_endpoints(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:
     return tuple([e.address + e.port.to_bytes(2, "big") + b"\0\0" for e in endpoints])
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranges without overlap: the kernel refuses overlapping ones."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):

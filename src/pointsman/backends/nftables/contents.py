@@ -14,9 +14,8 @@ from pointsman.backends.nftables.batch import (
     Operation,
     Steps,
 )
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import SLOT_LENGTH, find_traits, unpack_slot_number
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, Slots
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH, unpack_slot_number
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
@@ -27,7 +26,7 @@ class Contents:
 
     def __init__(self, context: NodeContext, *, counters: bool = False) -> None:
         self.context = context
-        self.traits = traits_of(context.family)
+        self.traits = find_traits(context.family)
         self.comment = schema.build_table_comment(counters=counters)
         self.sets = {spec.name: spec for spec in schema.build_static_sets(counters=counters)}
         self.fragments: dict[ServicePortName, Fragment] = {}
@@ -82,7 +81,7 @@ class Contents:
         return [self.fragments[name] for name in sorted(self.with_chains)]
 
     def balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
-        return [self._balancer_chain(balancer) for balancer in sorted(balancers, key=balancer_order)]
+        return [self._balancer_chain(balancer) for balancer in sorted(balancers, key=compute_balancer_order)]
 
     def _balancer_chain(self, balancer: Balancer) -> Chain:
         chain = self._balancer_chains.get(balancer)
@@ -178,7 +177,7 @@ class Contents:
         return text.render_table(traits, self.comment, self.all_sets(), members, self.all_chains())
 
 
-def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
+def compute_balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
     plain_first = 0 if balancer.needs() is None else 1
     return (
         plain_first,

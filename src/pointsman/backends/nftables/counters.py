@@ -13,8 +13,7 @@ from pointsman.backends.contract import Count, Traffic
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import read_rule_counter
-from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH
+from pointsman.backends.nftables.fields import SLOT_LENGTH, find_traits
 from pointsman.backends.nftables.reader import KernelElement, Reader
 from pointsman.backends.nftables.schema import Data, SetSpec
 from pointsman.kernel.nfnl import NftablesSocket
@@ -53,7 +52,7 @@ class ConnectionTotals:
         read = {name: reader.elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}
         current: dict[_Key, int] = {}
         alive: set[tuple[ServicePortName, str]] = set()
-        for service, key, endpoint in _counted(contents):
+        for service, key, endpoint in _find_counted(contents):
             alive.add((service, endpoint))
             where, element_key, data = key
             found = read[where].get(element_key)
@@ -84,7 +83,7 @@ class ConnectionTotals:
             self._services[service] += grown
 
 
-def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
+def _find_counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
     """Every counted element: its service port, its key and value, its endpoint if it is one."""
     for name, fragment in contents.fragments.items():
         for element in fragment.elements:
@@ -99,15 +98,12 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
 def read_element_counts(family: Family) -> Sequence[Count] | None:
     """Every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
     specs = [spec for spec in schema.build_static_sets(counters=True) if spec.counter]
-    socket = NftablesSocket()
-    try:
-        reader = Reader(socket, traits_of(family))
+    with NftablesSocket() as socket:
+        reader = Reader(socket, find_traits(family))
         head = reader.head()
         if head is None or head.comment != schema.build_table_comment(counters=True):
             return None
         return [count for spec in specs for count in parse_counts(spec, reader.elements(spec).values())]
-    finally:
-        socket.close()
 
 
 def parse_counts(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Count]:

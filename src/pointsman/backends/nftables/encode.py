@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pointsman.backends.nftables import clauses, userdata
 from pointsman.backends.nftables.clauses import Rule
-from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.fields import FamilyTraits, find_field_length
 from pointsman.backends.nftables.fragment import Element
-from pointsman.backends.nftables.key_fields import field_length
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
     ENDPOINT_FIELDS,
@@ -18,12 +17,12 @@ from pointsman.backends.nftables.schema import (
     Chain,
     Data,
     SetSpec,
-    set_shape,
+    compute_set_shape,
 )
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u32be
 from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message
-from pointsman.kernel.nfnl import nftables_message
+from pointsman.kernel.nfnl import build_nftables_message
 
 _BYTES_PER_MESSAGE = 60_000
 """An attribute, here the list of elements, cannot exceed 64 KB."""
@@ -43,15 +42,15 @@ def new_table(comment: str, traits: FamilyTraits) -> Message:
         + u32be(nf.NFTA_TABLE_FLAGS, 0)
         + attribute(nf.NFTA_TABLE_USERDATA, userdata.comment(comment))
     )
-    return nftables_message(nf.NFT_MSG_NEWTABLE, traits.nfproto, NLM_F_CREATE, body)
+    return build_nftables_message(nf.NFT_MSG_NEWTABLE, traits.nfproto, NLM_F_CREATE, body)
 
 
 def delete_table(traits: FamilyTraits) -> Message:
-    return nftables_message(nf.NFT_MSG_DELTABLE, traits.nfproto, 0, _TABLE_NAME)
+    return build_nftables_message(nf.NFT_MSG_DELTABLE, traits.nfproto, 0, _TABLE_NAME)
 
 
 def flush_rules(chain: str, traits: FamilyTraits) -> Message:
-    return nftables_message(
+    return build_nftables_message(
         nf.NFT_MSG_DELRULE,
         traits.nfproto,
         0,
@@ -71,11 +70,11 @@ def new_chain(chain: Chain, traits: FamilyTraits) -> Message:
         body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
     if chain.comment:
         body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.comment(chain.comment))
-    return nftables_message(nf.NFT_MSG_NEWCHAIN, traits.nfproto, NLM_F_CREATE, body)
+    return build_nftables_message(nf.NFT_MSG_NEWCHAIN, traits.nfproto, NLM_F_CREATE, body)
 
 
 def delete_chain(name: str, traits: FamilyTraits) -> Message:
-    return nftables_message(
+    return build_nftables_message(
         nf.NFT_MSG_DELCHAIN, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, name)
     )
 
@@ -88,11 +87,11 @@ def new_rule(chain: str, rule: Rule, traits: FamilyTraits) -> Message:
     )
     if rule.comment:
         body += attribute(nf.NFTA_RULE_USERDATA, userdata.comment(rule.comment))
-    return nftables_message(nf.NFT_MSG_NEWRULE, traits.nfproto, NLM_F_CREATE | NLM_F_APPEND, body)
+    return build_nftables_message(nf.NFT_MSG_NEWRULE, traits.nfproto, NLM_F_CREATE | NLM_F_APPEND, body)
 
 
 def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
-    shape = set_shape(spec, traits)
+    shape = compute_set_shape(spec, traits)
     parts = [
         _TABLE_NAME,
         text(nf.NFTA_SET_NAME, spec.name),
@@ -108,10 +107,10 @@ def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
     if spec.dynamic:
         parts.append(nested(nf.NFTA_SET_DESC, u32be(nf.NFTA_SET_DESC_SIZE, AFFINITY_SIZE)))
     if spec.interval:
-        lengths = (u32be(nf.NFTA_SET_FIELD_LEN, field_length(field, traits)) for field in spec.key)
+        lengths = (u32be(nf.NFTA_SET_FIELD_LEN, find_field_length(field, traits)) for field in spec.key)
         fields = (nested(nf.NFTA_LIST_ELEM, length) for length in lengths)
         parts.append(nested(nf.NFTA_SET_DESC, nested(nf.NFTA_SET_DESC_CONCAT, *fields)))
-    description = userdata.set_description(
+    description = userdata.encode_set_description(
         spec.key,
         ENDPOINT_FIELDS if spec.data is Data.ENDPOINT else (),
         is_map=is_map,
@@ -122,15 +121,17 @@ def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
     parts.append(attribute(nf.NFTA_SET_USERDATA, description))
     if spec.counter:
         parts.append(nested(nf.NFTA_SET_EXPR, text(nf.NFTA_EXPR_NAME, "counter")))
-    return nftables_message(nf.NFT_MSG_NEWSET, traits.nfproto, NLM_F_CREATE, b"".join(parts))
+    return build_nftables_message(nf.NFT_MSG_NEWSET, traits.nfproto, NLM_F_CREATE, b"".join(parts))
 
 
 def flush_set(name: str, traits: FamilyTraits) -> Message:
-    return nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name))
+    return build_nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name))
 
 
 def delete_set(name: str, traits: FamilyTraits) -> Message:
-    return nftables_message(nf.NFT_MSG_DELSET, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_SET_NAME, name))
+    return build_nftables_message(
+        nf.NFT_MSG_DELSET, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_SET_NAME, name)
+    )
 
 
 # --- elements -----------------------------------------------------------------------------------------------
@@ -143,28 +144,28 @@ _DATA = nf.NFTA_SET_ELEM_DATA | NLA_F_NESTED
 
 
 @functools.lru_cache(maxsize=4096)
-def _verdict(chain: str) -> bytes:
-    return nested(nf.NFTA_SET_ELEM_DATA, clauses.verdict_data("goto", chain))
+def _encode_verdict(chain: str) -> bytes:
+    return nested(nf.NFTA_SET_ELEM_DATA, clauses.encode_verdict("goto", chain))
 
 
 @functools.lru_cache(maxsize=8)
-def _key_prefix(length: int) -> bytes:
+def _encode_key_prefix(length: int) -> bytes:
     """Headers of NFTA_SET_ELEM_KEY around a value of `length` bytes (a multiple of four)."""
     return struct.pack("=HHHH", length + 8, _KEY, length + 4, nf.NFTA_DATA_VALUE)
 
 
-def _key_end(key: bytes) -> bytes:
+def _encode_key_end(key: bytes) -> bytes:
     return nested(nf.NFTA_SET_ELEM_KEY_END, attribute(nf.NFTA_DATA_VALUE, key))
 
 
 def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
     """Encoded list members for sets and verdict maps."""
     for element, label in entries:
-        body = _key_prefix(len(element.key)) + element.key
+        body = _encode_key_prefix(len(element.key)) + element.key
         if element.key_end:
-            body += _key_end(element.key_end)
+            body += _encode_key_end(element.key_end)
         if element.chain is not None:
-            body += _verdict(element.chain)
+            body += _encode_verdict(element.chain)
         if label:
             body += attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.comment(label))
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
@@ -175,7 +176,7 @@ def encode_slots(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     head = middle = b""
     for key, data in entries:
         if not head:
-            head = struct.pack("=HH", len(key) + len(data) + 20, _ITEM) + _key_prefix(len(key))
+            head = struct.pack("=HH", len(key) + len(data) + 20, _ITEM) + _encode_key_prefix(len(key))
             middle = struct.pack("=HHHH", len(data) + 8, _DATA, len(data) + 4, nf.NFTA_DATA_VALUE)
         yield head + key + middle + data
 
@@ -186,24 +187,26 @@ _CATCH_ALL = u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
 def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Encoded list members that ask for elements: keys only, empty for what matches when nothing else does."""
     for key, end in keys:
-        body = _key_prefix(len(key)) + key if key else _CATCH_ALL
+        body = _encode_key_prefix(len(key)) + key if key else _CATCH_ALL
         if end:
-            body += _key_end(end)
+            body += _encode_key_end(end)
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
 def new_elements(
     name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
 ) -> Iterator[Message]:
-    for chunk in _chunks(items, one_by_one):
-        yield nftables_message(nf.NFT_MSG_NEWSETELEM, traits.nfproto, NLM_F_CREATE, element_list(name, chunk))
+    for chunk in _split_into_chunks(items, one_by_one):
+        yield build_nftables_message(
+            nf.NFT_MSG_NEWSETELEM, traits.nfproto, NLM_F_CREATE, element_list(name, chunk)
+        )
 
 
 def delete_elements(
     name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
 ) -> Iterator[Message]:
-    for chunk in _chunks(items, one_by_one):
-        yield nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name, chunk))
+    for chunk in _split_into_chunks(items, one_by_one):
+        yield build_nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name, chunk))
 
 
 def element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
@@ -212,7 +215,7 @@ def element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
     return body + attribute(_ELEMENTS, b"".join(items)) if items else body
 
 
-def _chunks(items: Iterable[bytes], one_by_one: bool) -> Iterator[list[bytes]]:
+def _split_into_chunks(items: Iterable[bytes], one_by_one: bool) -> Iterator[list[bytes]]:
     """As many items as fit into one message; those of a full load never exist all at once."""
     limit = 0 if one_by_one else _BYTES_PER_MESSAGE
     chunk: list[bytes] = []

@@ -67,11 +67,11 @@ def read_rule_counter(expressions: bytes) -> int:
 
 def is_same_rule(ours: bytes, kernels: bytes) -> bool:
     """Return whether a rule in the kernel means what we sent; the kernel adds defaults and renumbers registers."""
-    left, right = ([_canonical(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
+    left, right = ([_canonicalize(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
     return left == right
 
 
-def _canonical(expression: bytes) -> tuple[str, dict[int, object]]:
+def _canonicalize(expression: bytes) -> tuple[str, dict[int, object]]:
     """Return an expression in a canonical form: zero attributes are left out, as one side or the other does."""
     fields = nla.attributes(expression)
     name = nla.text_of(fields.get(nf.NFTA_EXPR_NAME, b""))
@@ -81,10 +81,10 @@ def _canonical(expression: bytes) -> tuple[str, dict[int, object]]:
     found: dict[int, object] = {kind: value for kind, value in data.items() if any(value)}
     for kind in _REGISTERS.get(name, ()):
         if kind in found:
-            found[kind] = _register_number(data[kind])
+            found[kind] = _parse_register(data[kind])
     for kind in _VALUES.get(name, ()):
         if kind in found:
-            found[kind] = _value(data[kind])
+            found[kind] = _parse_value(data[kind])
     if name == "nat":
         for lower, upper in _NAT_RANGES:
             if found.get(upper) == found.get(lower):
@@ -92,13 +92,13 @@ def _canonical(expression: bytes) -> tuple[str, dict[int, object]]:
     return name, found
 
 
-def _register_number(register: bytes) -> int:
+def _parse_register(register: bytes) -> int:
     """Return the number of a register in units of 32 bits; the kernel lists the first of four by the number of the 128-bit register."""
     number = int.from_bytes(register, "big")
     return number if number >= nf.NFT_REG32_00 else nf.NFT_REG32_00 + 4 * (number - 1)
 
 
-def _value(data: bytes) -> dict[int, object]:
+def _parse_value(data: bytes) -> dict[int, object]:
     inner: dict[int, object] = {**nla.attributes(data)}
     verdict = inner.get(nf.NFTA_DATA_VERDICT)
     if isinstance(verdict, bytes):

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from pointsman.backends.nftables.balancers import Balancer, Pick
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH, pack_slot_numbers
+from pointsman.backends.nftables.fields import SLOT_LENGTH, pack_slot_numbers
 from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 
@@ -87,6 +88,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Session affinity only: one set of clients per endpoint."""
     endpoint_chains: tuple[tuple[str, str], ...] = ()
     """Session affinity only: the chain that leads to each endpoint (`ip:port`)."""
+    plan: ServicePlan | None = None
+    """Made from this plan."""
 
     @property
     def ordered(self) -> bool:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Counting, Mode, SyncRequest, compile_each
+from pointsman.backends.contract import (
+    Counting,
+    LoopbackNodePort,
+    Mode,
+    PacketQuirks,
+    SyncRequest,
+    compile_each,
+)
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import read_element_counts
+from pointsman.backends.nftables.migration import LOOPBACK_GATE, plan_migration
 from pointsman.backends.nftables.preflight import preflight
-from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
-from pointsman.config.gates import effective_gates
+from pointsman.config.gates import FeatureGates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.nfnl import CommitLog
@@ -19,20 +26,19 @@ from pointsman.model.plan import FrontendKind
 from pointsman.model.service import Protocol
 from pointsman.obs import MetricGroup
 
-_LOCALHOST_GATE = "KubeProxyNFTablesLocalhostNodePorts"
 _COMMITS = CommitLog()
 """Of both IP families."""
 
 
 def _localhost_node_ports(config: KubeProxyConfiguration) -> bool:
-    return effective_gates(config.feature_gates).enabled(_LOCALHOST_GATE)
+    return FeatureGates(config.feature_gates).enabled(LOOPBACK_GATE)
 
 
 def _loopback_denial(asked: LoopbackNodePort) -> str:
     if asked.allowed and asked.where.loopback_requested and asked.protocol is Protocol.TCP:
         return ""
     return (
-        f"nftables mode serves node ports on loopback only for TCP, with the feature gate {_LOCALHOST_GATE} "
+        f"nftables mode serves node ports on loopback only for TCP, with the feature gate {LOOPBACK_GATE} "
         "and with localhost among the nodePortAddresses"
     )
 
@@ -65,6 +71,7 @@ MODE = Mode(
         loopback_denial=_loopback_denial,
     ),
     localhost_node_ports=_localhost_node_ports,
+    migration=plan_migration,
     listens_on_loopback=True,
     drift_seconds=1.0,
     compare_seconds=1.0,

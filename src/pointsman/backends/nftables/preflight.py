@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
-from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
-from pointsman.backends.nftables.key_fields import Field
+from pointsman.backends.nftables.fields import FamilyTraits, Field, find_traits
 from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
@@ -46,14 +45,14 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
             raise
         return [*problems, f"{error}; enable {NEED_NFTABLES}"]
     try:
-        traits = traits_of(family)
-        fault = _fault(socket, traits, [Steps(traits).add_table("preflight")])
+        traits = find_traits(family)
+        fault = _find_fault(socket, traits, [Steps(traits).add_table("preflight")])
         if fault is not None:
             if fault.errno in (errno.EPERM, errno.EACCES):
                 return [*problems, "not allowed to change nftables: CAP_NET_ADMIN is needed"]
             return [*problems, f"nftables is not usable ({fault}): enable {NEED_NFTABLES}"]
-        for option, operations in _probes(traits):
-            fault = _fault(socket, traits, operations)
+        for option, operations in _build_probes(traits):
+            fault = _find_fault(socket, traits, operations)
             if fault is not None:
                 problems.append(f"{option} is missing or too old ({fault})")
     finally:
@@ -61,8 +60,14 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
     return problems
 
 
-def _fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
-    for fault in socket.check(_messages(traits, operations)):
+def _find_fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
+    ours, scratch = encode.table_name(), encode.table_name(_SCRATCH_TABLE)
+    # In a table of another name, existing objects do not matter.
+    messages = [
+        message._replace(payload=message.payload.replace(ours, scratch, 1))
+        for message in Batch(traits, operations).messages()
+    ]
+    for fault in socket.check(messages):
         refusal = KernelError(f"ask what nftables can do: {fault}", fault.errno)
         if refusal.is_temporary:
             raise refusal
@@ -82,7 +87,7 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
     steps = Steps(traits)
     endpoints = next(spec for spec in schema.build_static_sets() if spec.name == schema.ENDPOINTS)
     table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
-    return _fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
+    return _find_fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
 
 
 def find_version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
@@ -93,16 +98,7 @@ def find_version_problems(release: str, environment: Mapping[str, str]) -> list[
     return [f"kernel {release} is older than {oldest}; set {SKIP_VERSION_CHECK}=1 to try it all the same"]
 
 
-def _messages(traits: FamilyTraits, operations: list[Operation]) -> list[Message]:
-    """Return the messages for a table of another name, so that existing objects do not matter."""
-    ours, scratch = encode.table_name(), encode.table_name(_SCRATCH_TABLE)
-    return [
-        message._replace(payload=message.payload.replace(ours, scratch, 1))
-        for message in Batch(traits, operations).messages()
-    ]
-
-
-def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
+def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
     v = "4" if traits.family is Family.IPV4 else "6"
     sets = {spec.name: spec for spec in schema.build_static_sets()}
     steps = Steps(traits)
@@ -127,7 +123,7 @@ def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
             probe("filter", entry, c.rule(c.NEW_CONNECTION)),
         ),
         (f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe("filter", entry, c.rule(c.reject(traits)))),
-        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _nat_rule(traits))),
+        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _build_nat_rule(traits))),
         ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.rule(c.MASQUERADE))),
         (
             f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})",
@@ -167,7 +163,7 @@ def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
     ]
 
 
-def _nat_rule(traits: FamilyTraits) -> c.Rule:
+def _build_nat_rule(traits: FamilyTraits) -> c.Rule:
     return c.rule(
         c.protocol_is(Protocol.TCP), c.dnat_to(bytes(traits.address_length - 1) + b"\x01", 80, traits)
     )

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import parse_packets
-from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetShape, SetSpec
 from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
@@ -122,7 +122,7 @@ class Reader:
             self._traits.nfproto,
             encode.element_list(spec.name),
             f"list elements of {spec.name}",
-            lambda parts: _element(parts, spec),
+            lambda parts: _parse_element(parts, spec),
             lambda element: element.key,
         )
 
@@ -192,7 +192,7 @@ def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain
     """Return chains by name, from the attributes of their messages; `parse_sets` does the same for sets."""
     return {
         nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
-            nla.number_of(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
+            nla.number_of(found.get(nf.NFTA_CHAIN_USE)), _parse_hook(found)
         )
         for found in listed
     }
@@ -201,7 +201,8 @@ def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain
 def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
     return {
         nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
-            _shape(found), nla.number_of(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
+            _parse_shape(found),
+            nla.number_of(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None,
         )
         for found in listed
         if not nla.number_of(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
@@ -211,14 +212,14 @@ def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
 def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
     found = parse_attributes(answer)
     for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
-        yield _element(nla.attributes(item), spec)
+        yield _parse_element(nla.attributes(item), spec)
 
 
-def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
+def _parse_element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
     data, verdict = b"", ""
     held = parts.get(nf.NFTA_SET_ELEM_DATA)
     if held is not None and spec.data is Data.VERDICT:
-        verdict = _verdict(nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b"")))
+        verdict = _parse_verdict(nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b"")))
     elif held is not None:
         data = parse_value(held)
     end = parts.get(nf.NFTA_SET_ELEM_KEY_END)
@@ -239,14 +240,14 @@ _VERDICTS = {
 }
 
 
-def _verdict(parts: dict[int, bytes]) -> str:
+def _parse_verdict(parts: dict[int, bytes]) -> str:
     code = nla.number_of(parts.get(nf.NFTA_VERDICT_CODE))
     verb = _VERDICTS.get(code, f"verdict {code}")
     chain = parts.get(nf.NFTA_VERDICT_CHAIN)
     return verb if chain is None else f"{verb} {nla.text_of(chain)}"
 
 
-def _hook(found: Mapping[int, bytes]) -> Hook | None:
+def _parse_hook(found: Mapping[int, bytes]) -> Hook | None:
     if nf.NFTA_CHAIN_HOOK not in found:
         return None
     hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
@@ -258,7 +259,7 @@ def _hook(found: Mapping[int, bytes]) -> Hook | None:
     )
 
 
-def _shape(found: Mapping[int, bytes]) -> SetShape:
+def _parse_shape(found: Mapping[int, bytes]) -> SetShape:
     data_type = nla.number_of(found.get(nf.NFTA_SET_DATA_TYPE))
     # The length of a verdict is the kernel's own affair: it ignores what is sent and reports what it needs.
     data_length = 0 if data_type == nf.NFT_DATA_VERDICT else nla.number_of(found.get(nf.NFTA_SET_DATA_LEN))

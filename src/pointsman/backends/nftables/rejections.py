@@ -28,22 +28,22 @@ def is_transient(code: int) -> bool:
     return code in _TRANSIENT
 
 
-def rejected_service_ports(
+def find_rejected_service_ports(
     batch: Batch, faults: Sequence[Fault], fragments: Mapping[ServicePortName, Fragment]
 ) -> dict[ServicePortName, str]:
     """Return the service ports whose objects the kernel rejects, with the reason."""
     owners = Owners(fragments)
     rejected: dict[ServicePortName, str] = {}
-    for fault, item in _items([fault for fault in faults if not is_transient(fault.errno)], batch):
+    for fault, item in _find_items([fault for fault in faults if not is_transient(fault.errno)], batch):
         owner = owners.find(item.where, item.key)
         if owner is not None:
             rejected[owner] = f"{item.what}: {fault}"
     return rejected
 
 
-def rejection_error(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
+def build_rejection_error(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
     """Return the error for a batch that is rejected for objects of no service port."""
-    known = _items([fault for fault in faults if fault.position >= 0][:_MAX_FAULTS_SHOWN], batch)
+    known = _find_items([fault for fault in faults if fault.position >= 0][:_MAX_FAULTS_SHOWN], batch)
     reasons = [f"{item.what}: {fault}" for fault, item in known]
     message = "; ".join(reasons) or "; ".join(map(str, faults)) or errno.errorcode.get(code, str(code))
     return Rejected(f"nftables rejected the change: {message}", code, [item.what for _, item in known])
@@ -52,13 +52,13 @@ def rejection_error(batch: Batch, faults: Sequence[Fault], code: int) -> Rejecte
 def find_external_object(batch: Batch, faults: Sequence[Fault]) -> Difference | None:
     """Return the external change that made the kernel reject a change, but not the full load that followed."""
     known = [fault for fault in faults if fault.position >= 0 and not is_transient(fault.errno)]
-    for fault, item in _items(known[:1], batch):
+    for fault, item in _find_items(known[:1], batch):
         have = "" if fault.errno == errno.ENOENT else "something else"
         return Difference(item.what, PRESENT, have, detail=f"a change was rejected: {fault}")
     return None
 
 
-def _items(faults: Sequence[Fault], batch: Batch) -> list[tuple[Fault, BatchItem]]:
+def _find_items(faults: Sequence[Fault], batch: Batch) -> list[tuple[Fault, BatchItem]]:
     """Pair faults with their objects, without those of the batch as a whole."""
     items = batch.find_items(fault.position for fault in faults)
     return [(fault, items[fault.position]) for fault in faults if fault.position in items]

@@ -15,8 +15,7 @@ import msgspec
 from pointsman.backends.netfilter.names import PROXY_TABLE
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
-from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
-from pointsman.backends.nftables.key_fields import Field, key_length
+from pointsman.backends.nftables.fields import FamilyTraits, Field, find_traits, key_length
 from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -157,31 +156,31 @@ def build_static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
     )
 
 
-def _base(name: str, kind: str, point: HookPoint, priority: int, *rules: Rule) -> Chain:
+def _build_base_chain(name: str, kind: str, point: HookPoint, priority: int, *rules: Rule) -> Chain:
     return Chain(name, rules, hook=Hook(kind, point, priority))
 
 
 def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
     """The chains that always exist; helpers before the chains that use them."""
-    traits = traits_of(context.family)
+    traits = find_traits(context.family)
     new = c.NEW_CONNECTION
     firewall = rule(new, c.jump("firewall-check"))
     no_endpoints = rule(new, c.jump("service-endpoints-check"))
     cluster_ips = rule(new, c.jump("cluster-ips-check"))
     return (
         Chain(REJECT_CHAIN, (rule(c.reject(traits)),), "target of frontends without endpoints"),
-        Chain("services", _service_rules(context, traits)),
-        Chain("firewall-check", (_firewall_rule(traits),)),
+        Chain("services", _build_service_rules(context, traits)),
+        Chain("firewall-check", (_build_firewall_rule(traits),)),
         Chain("service-endpoints-check", (rule(c.verdict_from(FRONTEND, NO_ENDPOINT_SERVICES, traits)),)),
         Chain(
             "nodeport-endpoints-check",
-            _nodeport_rules(context, traits, NO_ENDPOINT_NODEPORTS, input_hook=True),
+            _build_node_port_rules(context, traits, NO_ENDPOINT_NODEPORTS, input_hook=True),
         ),
-        Chain("cluster-ips-check", _cluster_ip_rules(context, traits)),
-        Chain("masquerading", _masquerade_rules(context, traits)),
-        _base("filter-prerouting-pre-dnat", "filter", HookPoint.PREROUTING, -110, firewall),
-        _base("filter-output-pre-dnat", "filter", HookPoint.OUTPUT, -110, firewall),
-        _base(
+        Chain("cluster-ips-check", _build_cluster_ip_rules(context, traits)),
+        Chain("masquerading", _build_masquerade_rules(context, traits)),
+        _build_base_chain("filter-prerouting-pre-dnat", "filter", HookPoint.PREROUTING, -110, firewall),
+        _build_base_chain("filter-output-pre-dnat", "filter", HookPoint.OUTPUT, -110, firewall),
+        _build_base_chain(
             "filter-input",
             "filter",
             HookPoint.INPUT,
@@ -189,15 +188,15 @@ def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
             rule(new, c.jump("nodeport-endpoints-check")),
             no_endpoints,
         ),
-        _base("filter-forward", "filter", HookPoint.FORWARD, 0, no_endpoints, cluster_ips),
-        _base("filter-output", "filter", HookPoint.OUTPUT, 0, no_endpoints, cluster_ips),
-        _base("nat-prerouting", "nat", HookPoint.PREROUTING, -100, rule(c.jump("services"))),
-        _base("nat-output", "nat", HookPoint.OUTPUT, -100, rule(c.jump("services"))),
-        _base("nat-postrouting", "nat", HookPoint.POSTROUTING, 100, rule(c.jump("masquerading"))),
+        _build_base_chain("filter-forward", "filter", HookPoint.FORWARD, 0, no_endpoints, cluster_ips),
+        _build_base_chain("filter-output", "filter", HookPoint.OUTPUT, 0, no_endpoints, cluster_ips),
+        _build_base_chain("nat-prerouting", "nat", HookPoint.PREROUTING, -100, rule(c.jump("services"))),
+        _build_base_chain("nat-output", "nat", HookPoint.OUTPUT, -100, rule(c.jump("services"))),
+        _build_base_chain("nat-postrouting", "nat", HookPoint.POSTROUTING, 100, rule(c.jump("masquerading"))),
     )
 
 
-def _service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
+def _build_service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     rules = []
     to_cluster_ip = c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits)
     mark = c.set_mark_bit(context.masquerade_mark)
@@ -206,11 +205,11 @@ def _service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ..
     elif (outside := build_source_match(context.local, traits, inverted=True)) is not None:
         rules.append(rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside"))
     rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, traits)))
-    rules.extend(_nodeport_rules(context, traits, SERVICE_NODEPORTS))
+    rules.extend(_build_node_port_rules(context, traits, SERVICE_NODEPORTS))
     return tuple(rules)
 
 
-def _nodeport_rules(
+def _build_node_port_rules(
     context: NodeContext, traits: FamilyTraits, verdicts: str, *, input_hook: bool = False
 ) -> tuple[Rule, ...]:
     """Node ports answer at every local address but loopback, or at the resolved ones."""
@@ -223,7 +222,7 @@ def _nodeport_rules(
     return (rule(elsewhere, lookup) if input_hook else rule(c.DESTINATION_IS_NODE, elsewhere, lookup),)
 
 
-def _firewall_rule(traits: FamilyTraits) -> Rule:
+def _build_firewall_rule(traits: FamilyTraits) -> Rule:
     return rule(
         c.in_set(FRONTEND, FIREWALL_IPS, traits),
         c.in_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, traits, inverted=True),
@@ -231,7 +230,7 @@ def _firewall_rule(traits: FamilyTraits) -> Rule:
     )
 
 
-def _cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
+def _build_cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     unknown_port = rule(
         c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits),
         c.reject(traits),
@@ -245,7 +244,7 @@ def _cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule,
     return (unknown_port, *unallocated)
 
 
-def _masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
+def _build_masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     mark = context.masquerade_mark
     hairpin_key = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
     return (
@@ -301,22 +300,22 @@ class SetShape(NamedTuple):
     data_length: int = 0
 
 
-def set_shape(spec: SetSpec, traits: FamilyTraits) -> SetShape:
+def compute_set_shape(spec: SetSpec, traits: FamilyTraits) -> SetShape:
     flags = (
         (nf.NFT_SET_MAP if spec.data is not Data.NOTHING else 0)
         | (nf.NFT_SET_INTERVAL | nf.NFT_SET_CONCAT if spec.interval else 0)
         | (nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL if spec.dynamic else 0)
     )
-    key_type, length = _datatype(spec.key, traits), key_length(spec.key, traits)
+    key_type, length = _compute_datatype(spec.key, traits), key_length(spec.key, traits)
     if spec.data is Data.VERDICT:
         return SetShape(flags, key_type, length, nf.NFT_DATA_VERDICT)
     if spec.data is Data.ENDPOINT:
-        data_type = _datatype(ENDPOINT_FIELDS, traits)
+        data_type = _compute_datatype(ENDPOINT_FIELDS, traits)
         return SetShape(flags, key_type, length, data_type, key_length(ENDPOINT_FIELDS, traits))
     return SetShape(flags, key_type, length)
 
 
-def _datatype(fields: Sequence[Field], traits: FamilyTraits) -> int:
+def _compute_datatype(fields: Sequence[Field], traits: FamilyTraits) -> int:
     numbers = {
         Field.SOURCE: traits.address_datatype,
         Field.DESTINATION: traits.address_datatype,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.nftables.clauses import Rule, key_text
-from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.fields import FamilyTraits, Field, find_field_length, unpack_slot_number
 from pointsman.backends.nftables.fragment import Element
-from pointsman.backends.nftables.key_fields import Field, field_length, unpack_slot_number
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
     ENDPOINT_FIELDS,
@@ -32,7 +31,7 @@ def format_key(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
 def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:
     offset = 0
     for field in fields:
-        length = field_length(field, traits)
+        length = find_field_length(field, traits)
         value = key[offset : offset + length]
         offset += (length + 3) & ~3
         if field is Field.PROTOCOL:
@@ -92,7 +91,7 @@ def format_slot(key: bytes, data: bytes, spec: SetSpec, traits: FamilyTraits) ->
     return f"{format_key(key, spec, traits)} : {format_endpoint(data, traits)}"
 
 
-def set_keyword(spec: SetSpec) -> str:
+def format_set_keyword(spec: SetSpec) -> str:
     return "set" if spec.data is Data.NOTHING else "map"
 
 
@@ -152,7 +151,7 @@ def render_table(
     """A whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
     lines = [f"table {traits.keyword} {TABLE} {{", f'\tcomment "{comment}"']
     for spec in sets:
-        lines += ["", f"\t{set_keyword(spec)} {spec.name} {{"]
+        lines += ["", f"\t{format_set_keyword(spec)} {spec.name} {{"]
         lines += [f"\t\t{line}" for line in format_set_statements(spec, traits)]
         members = elements.get(spec.name)
         if members:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from pointsman.backends.nftables.family_traits import FamilyTraits
-from pointsman.backends.nftables.key_fields import Field
+from pointsman.backends.nftables.fields import FamilyTraits, Field
 
 _SET_KEY_BYTEORDER = 0
 _SET_DATA_BYTEORDER = 1
@@ -44,20 +43,20 @@ def printable(text: str) -> str:
     return clean if len(clean) <= MAX_COMMENT else clean[: MAX_COMMENT - 3] + "..."
 
 
-def _tlv(kind: int, data: bytes) -> bytes:
+def _encode_tlv(kind: int, data: bytes) -> bytes:
     return bytes((kind, len(data))) + data
 
 
-def _number(kind: int, value: int) -> bytes:
-    return _tlv(kind, struct.pack("=I", value))
+def _encode_number(kind: int, value: int) -> bytes:
+    return _encode_tlv(kind, struct.pack("=I", value))
 
 
 def comment(text: str) -> bytes:
     """User data of a table, chain, rule or element: just a comment."""
-    return _tlv(_COMMENT, text.encode() + b"\0")
+    return _encode_tlv(_COMMENT, text.encode() + b"\0")
 
 
-def set_description(
+def encode_set_description(
     key: tuple[Field, ...],
     data: tuple[Field, ...],
     *,
@@ -68,32 +67,34 @@ def set_description(
 ) -> bytes:
     """User data of a set or map, byte for byte what nft writes for the same definition."""
     order = _BIG_ENDIAN if len(key) == 1 else 0
-    parts = [_number(_SET_KEY_BYTEORDER, order)]
+    parts = [_encode_number(_SET_KEY_BYTEORDER, order)]
     if is_map:
-        parts.append(_number(_SET_DATA_BYTEORDER, 0))
+        parts.append(_encode_number(_SET_DATA_BYTEORDER, 0))
     if len(key) > 1:
-        parts.append(_tlv(_SET_KEY_TYPEOF, _concatenation(key if typeof else (), traits)))
+        parts.append(_encode_tlv(_SET_KEY_TYPEOF, _encode_concatenation(key if typeof else (), traits)))
     if data:
-        parts.append(_tlv(_SET_DATA_TYPEOF, _concatenation(data, traits)))
+        parts.append(_encode_tlv(_SET_DATA_TYPEOF, _encode_concatenation(data, traits)))
     if text:
-        parts.append(_tlv(_SET_COMMENT, text.encode() + b"\0"))
+        parts.append(_encode_tlv(_SET_COMMENT, text.encode() + b"\0"))
     return b"".join(parts)
 
 
-def _concatenation(fields: tuple[Field, ...], traits: FamilyTraits) -> bytes:
-    members = b"".join(_tlv(index, _field(field, traits)) for index, field in enumerate(fields))
-    return _number(0, _EXPRESSION_CONCAT) + _tlv(1, members)
+def _encode_concatenation(fields: tuple[Field, ...], traits: FamilyTraits) -> bytes:
+    members = b"".join(_encode_tlv(index, _encode_field(field, traits)) for index, field in enumerate(fields))
+    return _encode_number(0, _EXPRESSION_CONCAT) + _encode_tlv(1, members)
 
 
-def _field(field: Field, traits: FamilyTraits) -> bytes:
+def _encode_field(field: Field, traits: FamilyTraits) -> bytes:
     if field is Field.DESTINATION:
-        return _expression(_EXPRESSION_PAYLOAD, traits.network_id, traits.destination_id)
+        return _encode_expression(_EXPRESSION_PAYLOAD, traits.network_id, traits.destination_id)
     if field is Field.PROTOCOL:
-        return _expression(_EXPRESSION_META, _META_L4PROTO)
+        return _encode_expression(_EXPRESSION_META, _META_L4PROTO)
     if field is Field.PORT:
-        return _expression(_EXPRESSION_PAYLOAD, _TRANSPORT_ID, _TRANSPORT_DPORT)
-    return _expression(_EXPRESSION_NUMGEN, _NUMGEN_RANDOM, 2, 0)
+        return _encode_expression(_EXPRESSION_PAYLOAD, _TRANSPORT_ID, _TRANSPORT_DPORT)
+    return _encode_expression(_EXPRESSION_NUMGEN, _NUMGEN_RANDOM, 2, 0)
 
 
-def _expression(kind: int, *values: int) -> bytes:
-    return _number(0, kind) + _tlv(1, b"".join(_number(index, value) for index, value in enumerate(values)))
+def _encode_expression(kind: int, *values: int) -> bytes:
+    return _encode_number(0, kind) + _encode_tlv(
+        1, b"".join(_encode_number(index, value) for index, value in enumerate(values))
+    )

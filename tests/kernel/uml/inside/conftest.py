@@ -1,4 +1,4 @@
-"""What the tests inside User-mode Linux share: a node like the recorded one, backends with legacy iptables."""
+"""What the tests inside User-mode Linux share: a node like the recorded one, backends, and the variant of iptables that the kernel has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from tests.kernel.uml.inside.tools import Dump, MakeBackend
+from tests.kernel.uml.inside.tools import VARIANT, Dump, MakeBackend
 
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.kernel.command import SystemCommands
@@ -29,7 +29,7 @@ route add default via fd00:30::1
 @pytest.fixture(scope="session")
 def iptables() -> dict[Family, Iptables]:
     """One per family for all tests: starting programs is slow here, and each asks for its version once."""
-    return {family: Iptables(family, SystemCommands(), variant="legacy") for family in Family}
+    return {family: Iptables(family, SystemCommands(), variant=VARIANT) for family in Family}
 
 
 @pytest.fixture

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from pyroute2 import IPRoute
-from tests.kernel.uml.inside.tools import Dump
+from tests.kernel.uml.inside.tools import IPTABLES, Dump
 
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import ipvs
 from pointsman.kernel.ipset import IpsetSocket
-from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs import IpvsSocket
-from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import (
+    PERSISTENT,
+    SCHEDULER_2,
+    RealKey,
+    SetEntry,
+    SetHeader,
+    SetType,
+    VirtualKey,
+    VirtualServer,
+)
+from pointsman.kernel.netlink import Reply
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_from_text
@@ -123,6 +133,17 @@ def test_schedulers_are_probed_without_a_trace(sock: IpvsSocket, dump: Dump) -> 
     assert dump.servers() == ""
 
 
+def test_probes_of_two_ip_families_at_the_same_time_do_not_collide(sock: IpvsSocket) -> None:
+    class Interrupted(IpvsSocket):
+        def apply(self, payloads: Sequence[bytes]) -> list[Reply]:
+            added = super().apply(payloads[:1])
+            assert sock.has_scheduler("rr")
+            return added + super().apply(payloads[1:])
+
+    with contextlib.closing(Interrupted()) as other:
+        assert other.has_scheduler("rr")
+
+
 def test_timeouts_are_set_one_by_one(sock: IpvsSocket, dump: Dump) -> None:
     def shown() -> list[str]:
         return dump("ipvsadm", "-L", "--timeout").split()[-3:]
@@ -167,13 +188,13 @@ def test_entries_go_in_and_out_as_ipset_shows(
     assert sets.add("T", entries) == {}
     added = {line.split()[2] for line in dump.sets().splitlines() if line.startswith("add")}
     assert added == set(shown)
-    assert sets.entries() == {"T": set(entries)}
+    assert sets.entries(("T",)) == {"T": set(entries)}
     assert sets.headers()["T"].elements == len(entries)
     assert sets.delete("T", entries[:1]) == {}
     assert sets.delete("T", entries[:1]) == {}
-    assert sets.entries() == {"T": set(entries[1:])}
+    assert sets.entries(("T",)) == {"T": set(entries[1:])}
     dump("ipset", "flush", "T")
-    assert sets.entries() == {"T": set()}
+    assert sets.entries(("T",)) == {"T": set()}
     sets.destroy("T")
     assert dump.sets() == ""
 
@@ -182,7 +203,7 @@ def test_a_long_set_is_listed_completely(sets: IpsetSocket) -> None:
     sets.create(SetHeader("T", SetType.HASH_IP_PORT, Family.IPV4))
     entries = {SetEntry((0x0A600000 + n).to_bytes(4, "big"), 6, 80) for n in range(5000)}
     assert sets.add("T", entries) == {}
-    assert sets.entries()["T"] == entries
+    assert sets.entries(("T",))["T"] == entries
 
 
 def test_a_bad_entry_is_named_and_the_others_are_added(sets: IpsetSocket) -> None:
@@ -191,12 +212,12 @@ def test_a_bad_entry_is_named_and_the_others_are_added(sets: IpsetSocket) -> Non
     failed = sets.add("T", [bad, good])
     assert list(failed) == [bad]
     assert "fd00::1,tcp:80" in str(failed[bad])
-    assert sets.entries()["T"] == {good}
+    assert sets.entries(("T",))["T"] == {good}
 
 
 def test_a_set_in_use_is_busy_and_counts_its_rules(sets: IpsetSocket, dump: Dump) -> None:
     sets.create(SetHeader("T", SetType.HASH_IP, Family.IPV4))
-    dump("iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "T", "src", "-j", "DROP")
+    dump(IPTABLES, "-A", "INPUT", "-m", "set", "--match-set", "T", "src", "-j", "DROP")
     assert sets.headers()["T"].references == 1
     with pytest.raises(Busy, match="a rule still uses the set"):
         sets.destroy("T")

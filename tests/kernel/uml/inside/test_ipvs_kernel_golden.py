@@ -86,8 +86,9 @@ def _assert_settings(step: scenarios.Step, dump: Dump | None) -> None:
 
 
 def _prepare(scenario: scenarios.Scenario, families: list[Family]) -> None:
-    conditions = mode_named("ipvs").prepare(Setup(scenario.config), Sysctls(), families)
-    assert [found for found in conditions if found.type.startswith("Sysctl")] == []
+    sysctls = Sysctls()
+    mode_named("ipvs").prepare(Setup(scenario.config), sysctls, families)
+    assert sysctls.conditions() == ()
 
 
 def _replay(

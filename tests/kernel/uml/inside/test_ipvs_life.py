@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.factory import packed
+from tests.harness.flows import ask_all
 from tests.harness.lab import build_lab
 from tests.harness.waiting import wait_until
+from tests.kernel.uml.inside.tools import IPTABLES, SAVE
 from tests.kernel.uml.inside.world import IpvsWorld
 
 from pointsman.backends import mode_named
@@ -32,7 +34,7 @@ from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import BRIDGE, HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
-from pointsman.lab.probe import Kind, TrafficGenerator, ask_all
+from pointsman.lab.probe import Kind, TrafficGenerator
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.obs.registry import Metrics
@@ -303,7 +305,7 @@ def test_a_small_change_writes_only_itself(world: IpvsWorld) -> None:
         (("ipvsadm", "-E", "-t", "10.96.1.1:80", "-s", "lc"), "tcp 10.96.1.1:80: changed"),
         (("ip", "addr", "del", "10.96.1.1/32", "dev", "kube-ipvs0"), "addresses of kube-ipvs0"),
         (("ipset", "flush", "KUBE-CLUSTER-IP"), "KUBE-CLUSTER-IP"),
-        (("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES"), "rules that match"),
+        ((IPTABLES, "-t", "nat", "-F", "KUBE-SERVICES"), "rules that match"),
         (("ip", "link", "del", "kube-ipvs0"), "addresses of kube-ipvs0"),
     ],
 )
@@ -336,9 +338,9 @@ _PORTALS = ("-m", "comment", "--comment", "kubernetes service portals", "-j", "K
             ("ipset", "del", "KUBE-CLUSTER-IP", "10.96.1.1,tcp:80"),
             ("ipset", "add", "KUBE-CLUSTER-IP", "10.96.99.99,tcp:80"),
         ],
-        [("iptables-legacy", "-t", "nat", "-D", "PREROUTING", *_PORTALS)],
-        [("iptables-legacy", "-t", "nat", "-F", "KUBE-MARK-MASQ")],
-        [("iptables-legacy", "-t", "nat", "-R", "KUBE-MARK-MASQ", "1", "-j", "RETURN")],
+        [(IPTABLES, "-t", "nat", "-D", "PREROUTING", *_PORTALS)],
+        [(IPTABLES, "-t", "nat", "-F", "KUBE-MARK-MASQ")],
+        [(IPTABLES, "-t", "nat", "-R", "KUBE-MARK-MASQ", "1", "-j", "RETURN")],
     ],
     ids=["weight", "real server gone", "real server added", "member swapped", "jump", "rule gone", "rule"],
 )
@@ -463,19 +465,19 @@ def test_a_set_that_would_not_take_our_entries_is_made_anew(
 def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: IpvsWorld) -> None:
     world.in_node("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port", "maxelem", "1")
     rule = ("INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT")
-    world.in_node("iptables-legacy", "-A", *rule)
+    world.in_node(IPTABLES, "-A", *rule)
     try:
         with pytest.raises(KernelError, match=r"KUBE-CLUSTER-IP was created externally.*pointsman cleanup"):
             world.apply([WEB])
     finally:
-        world.in_node("iptables-legacy", "-D", *rule)
+        world.in_node(IPTABLES, "-D", *rule)
 
 
 def test_cleanup_leaves_nothing_but_what_others_made(
     world: IpvsWorld, iptables: dict[Family, Iptables]
 ) -> None:
-    world.in_node("iptables-legacy", "-A", "INPUT", "-s", "192.0.2.1", "-j", "DROP")
-    before = world.in_node("iptables-legacy-save")
+    world.in_node(IPTABLES, "-A", "INPUT", "-s", "192.0.2.1", "-j", "DROP")
+    before = world.in_node(SAVE[Family.IPV4])
     world.apply([WEB, STICKY, DNS])
     with world.cluster["n1"].entered():
         assert list(cleanup(list(iptables.values())))
@@ -483,11 +485,11 @@ def test_cleanup_leaves_nothing_but_what_others_made(
     assert world.in_node("ipvsadm", "-Sn") == ""
     assert world.in_node("ipset", "save") == ""
     assert "kube-ipvs0" not in world.in_node("ip", "link")
-    assert "KUBE-" not in world.in_node("iptables-legacy-save")
-    assert "KUBE-" not in world.in_node("ip6tables-legacy-save")
+    assert "KUBE-" not in world.in_node(SAVE[Family.IPV4])
+    assert "KUBE-" not in world.in_node(SAVE[Family.IPV6])
     rules = [line for line in before.splitlines() if line.startswith("-A")]
-    assert [x for x in world.in_node("iptables-legacy-save").splitlines() if x.startswith("-A")] == rules
-    world.in_node("iptables-legacy", "-F", "INPUT")
+    assert [x for x in world.in_node(SAVE[Family.IPV4]).splitlines() if x.startswith("-A")] == rules
+    world.in_node(IPTABLES, "-F", "INPUT")
 
 
 @pytest.mark.usefixtures("_no_more_modules")
@@ -620,7 +622,7 @@ def test_what_kube_proxy_made_is_removed_only_on_request(
         assert list(cleanup(tools, all_proxies=False)) == planned
     assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
     assert "kube-ipvs0" not in world.in_node("ip", "link")
-    assert "KUBE-" not in world.in_node("iptables-legacy-save")
+    assert "KUBE-" not in world.in_node(SAVE[Family.IPV4])
 
 
 def test_a_switch_from_iptables_mode_and_back_loses_nobody(
@@ -652,7 +654,7 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     with world.cluster["n1"].entered():
         assert list(cleanup(list(iptables.values()), mode_named("iptables").chains))
     assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
-    rules = world.in_node("iptables-legacy-save")
+    rules = world.in_node(SAVE[Family.IPV4])
     assert "KUBE-IPVS-FILTER" not in rules
     assert "-j KUBE-SERVICES" in rules
     assert world.answerers("client", WEB, count=30) == {"pod1", "pod2", "pod4"}

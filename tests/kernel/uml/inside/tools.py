@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from pointsman.backends.ipvs.apply import IpvsBackend
+from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE, programs
 from pointsman.model.addresses import Family
 
 MakeBackend = Callable[..., IpvsBackend]
+
+VARIANT: Final = os.environ.get(OVERRIDE, LEGACY)
+"""Of iptables; chosen at boot: new kernels have no legacy tables."""
+IPTABLES: Final = f"iptables-{VARIANT}"
+HAS_LEGACY: Final = Path("/proc/net/ip_tables_names").exists()
+SAVE: Final = {family: programs(family, VARIANT).save for family in Family}
 
 
 class Dump:
@@ -25,7 +35,7 @@ class Dump:
         return self("ipset", "save")
 
     def rules(self, family: Family) -> str:
-        return self("iptables-legacy-save" if family is Family.IPV4 else "ip6tables-legacy-save")
+        return self(SAVE[family])
 
     def addresses(self) -> str:
         return self("ip", "-j", "addr", "show", "dev", "kube-ipvs0")

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from tests.harness.flows import Flow
 from tests.harness.world import Clients
 
 from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
-from pointsman.backends.ipvs.preflight import prepare
+from pointsman.backends.ipvs.mode import prepare
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.rtnl import local_addresses
@@ -20,10 +21,8 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import CLUSTER_RANGES, SERVICE_RANGES
 from pointsman.lab.objects import LabService, node_manifest
-from pointsman.lab.probe import Flow
 from pointsman.model.addresses import Family
-from pointsman.model.node import build_node_facts
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, build_node_facts
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.tracker import Tracker
 from pointsman.node.state import build_node_context

@@ -15,9 +15,10 @@ from tests.factory import context, endpoint, packed, plan, service_port
 from pointsman.backends.iptables.compile import ChainNames, compile_plan
 from pointsman.backends.iptables.fragment import FILTER_EXTERNAL, FILTER_SERVICES, Fragment
 from pointsman.backends.iptables.render import USUAL_KERNEL
-from pointsman.backends.iptables.settings import KernelFacts, Settings, build_settings
-from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.iptables.static import KernelFacts, Settings, build_settings
+from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.rule_text import canonicalize, format_probability, match_comment
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.balancing import BalancingRequest, Scheduler
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -58,15 +59,15 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
 @settings(deadline=None)
 @given(st.integers(min_value=1, max_value=100_000))
 def test_probabilities_survive_the_kernel_unchanged(choices: int) -> None:
-    as_kernel_stores = round(float(spelling.probability(choices)) * 0x80000000)
+    as_kernel_stores = round(float(format_probability(choices)) * 0x80000000)
     assert as_kernel_stores == round(float(f"{1 / choices:.10f}") * 0x80000000)
-    assert f"{as_kernel_stores / 0x80000000:.11f}" == spelling.probability(choices)
+    assert f"{as_kernel_stores / 0x80000000:.11f}" == format_probability(choices)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_name_breaks_out_of_its_comment(hostile: str) -> None:
-    words = shlex.split(spelling.comment(hostile))
+    words = shlex.split(match_comment(hostile))
     assert words[:3] == ["-m", "comment", "--comment"]
     assert len(words) == 4
     assert len(words[3].encode()) <= 255
@@ -150,7 +151,7 @@ def test_saved_spellings_of_variants_become_one() -> None:
         "[5:300] -A X -m conntrack --ctstate RELATED,ESTABLISHED -m nfacct --nfacct-name  a -m tcp -j DNAT"
     )
     assert (
-        spelling.canonical(legacy)
+        canonicalize(legacy)
         == "-A X -m conntrack --ctstate ESTABLISHED,RELATED -m nfacct --nfacct-name a -j DNAT"
     )
 

@@ -18,9 +18,8 @@ from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.ipvs.steps import AddReals, AddServers, KernelState, NetlinkStep
 from pointsman.backends.ledger import Ledger
 from pointsman.errors import KernelError, Rejected
-from pointsman.kernel.ipset_objects import SetHeader
 from pointsman.kernel.iptables import Iptables
-from pointsman.kernel.ipvs_objects import RealOf, RealServer, VirtualKey
+from pointsman.kernel.ipvs_objects import RealOf, RealServer, SetHeader, VirtualKey
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName

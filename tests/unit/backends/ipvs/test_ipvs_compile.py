@@ -12,14 +12,13 @@ from pointsman.backends.ipvs.compile import (
     BLOCKED,
     SERVER,
     Compiler,
+    Schedulers,
     ServerRow,
     node_addresses,
     node_port_addresses,
 )
-from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ledger import Row
-from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, SetEntry, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.balancing import BalancingRequest, Scheduler, parse_balancing_request
 from pointsman.model.endpoint import Endpoint
@@ -238,6 +237,24 @@ def test_weights_are_those_of_real_servers_and_choose_a_scheduler_that_heeds_the
         server, weights, _ = servers(compiled(service_port(balancing=request), heavy, light))[0]
         assert server.scheduler == scheduler
         assert weights == {RealKey(heavy.address, 8080): 3, RealKey(light.address, 8080): 1}
+
+
+def test_where_asked_terminating_endpoints_keep_their_flows_and_get_no_new_ones() -> None:
+    ready = endpoint("10.244.1.1")
+    ends = endpoint("10.244.1.2", ready=False, serving=False, terminating=True)
+    unready = endpoint("10.244.1.3", ready=False, serving=False)
+    real, kept = (RealKey(e.address, 8080) for e in (ready, ends))
+
+    def weights(protocol: Protocol, *endpoints: Endpoint) -> object:
+        port = service_port(protocol=protocol, keep_draining_udp=True)
+        return servers(compiled(port, *endpoints))[0].weights
+
+    assert weights(Protocol.UDP, ready, ends, unready) == {real: 1, kept: 0}
+    assert weights(Protocol.TCP, ready, ends, unready) == {real: 1}
+    assert weights(Protocol.UDP, ends) == {kept: 0}
+    serving = endpoint("10.244.1.2", ready=False, serving=True, terminating=True)
+    assert weights(Protocol.UDP, ready, serving) == {real: 1, kept: 0}
+    assert weights(Protocol.UDP, serving) == {kept: 1}, "the last one that serves gets new flows, too"
 
 
 def test_nothing_is_listed_twice() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.factory import packed
 
-from pointsman.backends.ipvs.drain import Draining
-from pointsman.backends.ipvs.steps import RemoveReals, WeighReals
+from pointsman.backends.ipvs.steps import Draining, RemoveReals, WeighReals
 from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey
 
 TCP = VirtualKey(6, packed("10.96.0.1"), 80)

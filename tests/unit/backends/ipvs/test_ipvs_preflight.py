@@ -8,15 +8,12 @@ from tests.factory import packed, plan, service_port
 from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.apply import describe_missing
 from pointsman.backends.ipvs.check import diff_keys, diff_servers
-from pointsman.backends.ipvs.compile import ADDRESS, SERVER, ServerRow
-from pointsman.backends.ipvs.drain import Draining
-from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
-from pointsman.backends.ipvs.schedulers import Choice, Schedulers
-from pointsman.backends.ipvs.steps import KernelState
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Choice, Schedulers, ServerRow
+from pointsman.backends.ipvs.mode import compute_sysctls, preflight
+from pointsman.backends.ipvs.steps import Draining, KernelState
 from pointsman.backends.ledger import Ledger, Row
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
-from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import RealKey, SetEntry, VirtualKey, VirtualServer
 from pointsman.kernel.sysctl import parse_kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
@@ -27,14 +24,14 @@ from pointsman.model.service import Protocol, ServicePortName
     [("4.0.9", None), ("4.1.0", 0), ("5.8.18-generic", 0), ("5.9.0", None), ("6.18.1", None)],
 )
 def test_port_reuse_is_touched_only_on_kernels_that_need_it(release: str, reuse: int | None) -> None:
-    assert wanted_sysctls(release, strict_arp=False).get("net/ipv4/vs/conn_reuse_mode") == reuse
+    assert compute_sysctls(release, strict_arp=False).get("net/ipv4/vs/conn_reuse_mode") == reuse
 
 
 def test_arp_is_touched_only_when_asked_for() -> None:
-    strict = wanted_sysctls("6.1.0", strict_arp=True)
+    strict = compute_sysctls("6.1.0", strict_arp=True)
     assert strict["net/ipv4/conf/all/arp_ignore"] == 1
     assert strict["net/ipv4/conf/all/arp_announce"] == 2
-    assert wanted_sysctls("6.1.0", strict_arp=False).keys() == {
+    assert compute_sysctls("6.1.0", strict_arp=False).keys() == {
         "net/ipv4/vs/conntrack",
         "net/ipv4/vs/expire_nodest_conn",
         "net/ipv4/vs/expire_quiescent_template",

@@ -11,15 +11,16 @@ from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import ADDRESS, BLOCKED, SERVER, ServerRow
-from pointsman.backends.ipvs.drain import TCP, Draining
 from pointsman.backends.ipvs.rules import desired_rules
 from pointsman.backends.ipvs.steps import (
+    TCP,
     AddEntries,
     AddReals,
     AddServers,
     AlterServers,
     Bind,
     DeleteEntries,
+    Draining,
     DrainReals,
     KernelState,
     NetlinkStep,
@@ -32,8 +33,7 @@ from pointsman.backends.ipvs.steps import (
     plan_steps,
 )
 from pointsman.backends.ledger import Keys, Ledger, Row
-from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, SetEntry, VirtualKey, VirtualServer
 from pointsman.model.service import Protocol, ServicePortName
 
 CONTEXT = context()

@@ -12,10 +12,10 @@ from tests.factory import context, endpoint, plan, service_port
 from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.fragment import Fragment, Slots
 from pointsman.backends.nftables.reader import NarrowReader
-from pointsman.backends.nftables.rejections import rejected_service_ports
+from pointsman.backends.nftables.rejections import find_rejected_service_ports
 from pointsman.backends.nftables.schema import CLUSTER_IPS, ENDPOINTS
 from pointsman.errors import NotSupported
 from pointsman.kernel import nf_tables as nf
@@ -112,7 +112,7 @@ class WithoutLookups:
     def request(self, messages: Sequence[Message]) -> list[Reply]:
         return [Reply(errno.EINVAL) for _ in messages]
 
-    def dump(self, message: Message, _what: str, *, needs: str) -> list[Answer]:
+    def dump(self, message: Message, _what: str, *, needs: str, max_bytes: int | None) -> list[Answer]:
         assert needs
         return [Answer(message.kind, 0, 0, header(2) + self._body)]
 
@@ -131,7 +131,7 @@ def test_an_element_that_cannot_be_looked_up_is_not_taken_for_a_deleted_one(
     body = encode.element_list(CLUSTER_IPS)
     with pytest.raises(NotSupported):
         socket.get_each(nf.NFT_MSG_GETSETELEM, 2, [body], "look up elements")
-    reader = NarrowReader(socket, traits_of(Family.IPV4), contents)
+    reader = NarrowReader(socket, find_traits(Family.IPV4), contents)
     assert sorted(reader.elements(contents.sets[CLUSTER_IPS])) == sorted(wanted)
 
 
@@ -155,6 +155,6 @@ def test_owners_of_many_faults_are_found_in_one_pass_over_the_batch(monkeypatch:
     total = len(list(batch.messages(one_by_one=True)))
     monkeypatch.setattr(Slots, "__iter__", counted)
     faults = [Fault(position, errno.EINVAL) for position in range(total)]
-    rejected = rejected_service_ports(batch, faults, fragments)
+    rejected = find_rejected_service_ports(batch, faults, fragments)
     assert rejected.keys() == fragments.keys()
     assert read == contents.counts[ENDPOINTS] == 600

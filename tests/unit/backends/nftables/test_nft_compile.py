@@ -10,7 +10,7 @@ from tests.factory import cidr, context, endpoint, packed, plan, service_port
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.fragment import Slots
 from pointsman.backends.nftables.schema import build_static_sets
 from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
@@ -34,7 +34,7 @@ def contents(*endpoints: Endpoint, node: NodeContext | None = None, **fields: An
 
 def elements(found: Contents) -> dict[str, list[str]]:
     """Every filled set and map, without comments."""
-    specs, traits = {s.name: s for s in build_static_sets()}, traits_of(found.context.family)
+    specs, traits = {s.name: s for s in build_static_sets()}, find_traits(found.context.family)
     words = {
         name: [text.format_element(element, "", specs[name], traits) for element, _ in entries]
         for name, entries in found.elements().items()

@@ -7,7 +7,7 @@ from tests.factory import packed
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.expressions import fingerprint, is_same_rule, read_rule_counter
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import nested, text, u32be, u64be
@@ -37,7 +37,7 @@ def test_another_verdict_behind_a_counter_changes_it() -> None:
     assert fingerprint([ours]) != fingerprint([ours, theirs])
 
 
-V4 = traits_of(Family.IPV4)
+V4 = find_traits(Family.IPV4)
 
 
 def source(address: str) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from tests.factory import context, endpoint, impossible, plan, service_port
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.key_fields import pack_slot_numbers
+from pointsman.backends.nftables.fields import pack_slot_numbers
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel import nf_tables
 from pointsman.kernel.netlink import Answer, Message
@@ -32,14 +32,15 @@ class RefusingKernel:
         self.found = list(found)
         self.committed: list[int] = []
 
-    def commit(self, messages: Sequence[Message]) -> int:
+    def commit(self, messages: Iterable[Message]) -> int:
+        count = len(list(messages))
         if self.fault:
             number, self.fault = self.fault, 0
-            raise BatchRejected([Fault(position, number) for position in range(len(messages))])
-        self.committed.append(len(messages))
+            raise BatchRejected([Fault(position, number) for position in range(count)])
+        self.committed.append(count)
         return 1
 
-    def check(self, messages: Sequence[Message]) -> list[Fault]:
+    def check(self, messages: Iterable[Message]) -> list[Fault]:
         found, self.found = self.found, []
         return found
 
@@ -63,7 +64,7 @@ def plans(count: int) -> Plans:
 
 
 def backend_on(kernel: RefusingKernel, monkeypatch: pytest.MonkeyPatch) -> NftablesBackend:
-    monkeypatch.setattr("pointsman.backends.nftables.apply.NftablesSocket", lambda: kernel)
+    monkeypatch.setattr("pointsman.backends.nftables.table_socket.NftablesSocket", lambda: kernel)
     return NftablesBackend(Family.IPV4)
 
 
@@ -97,12 +98,13 @@ class StubbornKernel(RefusingKernel):
         super().__init__(0)
         self.refused = refused
 
-    def commit(self, messages: Sequence[Message]) -> int:
-        if faults := self.check(messages):
+    def commit(self, messages: Iterable[Message]) -> int:
+        sent = list(messages)
+        if faults := self.check(sent):
             raise BatchRejected(faults)
-        return super().commit(messages)
+        return super().commit(sent)
 
-    def check(self, messages: Sequence[Message]) -> list[Fault]:
+    def check(self, messages: Iterable[Message]) -> list[Fault]:
         kind = SUBSYS_NFTABLES << 8 | nf_tables.NFT_MSG_NEWSETELEM
         return [
             Fault(position, errno.EINVAL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.preflight import (
     SKIP_VERSION_CHECK,
     find_version_problems,
@@ -58,13 +58,13 @@ def test_a_momentary_lack_is_raised_and_nothing_is_called_missing(accepts: int) 
     assert caught.value.is_temporary
     assert socket.closed
     with pytest.raises(KernelError, match="Cannot allocate memory"):
-        lacks_hash(Refusing(errno.ENOMEM), traits_of(Family.IPV4))
+        lacks_hash(Refusing(errno.ENOMEM), find_traits(Family.IPV4))
 
 
 @pytest.mark.parametrize("family", list(Family))
 def test_hashes_are_missing_only_where_the_kernel_refuses_them(family: Family) -> None:
-    assert lacks_hash(Refusing(errno.ENOENT), traits_of(family))
-    assert not lacks_hash(Refusing(errno.ENOENT, accepts=1), traits_of(family))
+    assert lacks_hash(Refusing(errno.ENOENT), find_traits(family))
+    assert not lacks_hash(Refusing(errno.ENOENT, accepts=1), find_traits(family))
 
 
 def test_without_a_descriptor_nothing_is_called_missing() -> None:

@@ -1,0 +1,157 @@
+"""Traffic of the last minutes, for the page: rates of service ports and endpoints at regular times, in bounded memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from pointsman.backends.contract import Counting
+from pointsman.explain.service_port import Identity
+from pointsman.kernel.flow_count import FrontendKey
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import Identity as EndpointIdentity
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+from pointsman.report.traffic import Reading, Tally
+
+MAX_SAMPLES = 60
+MAX_SERIES = 2000
+"""Service ports and endpoints whose rates are kept over time, about 1 MiB; others have only their latest figures."""
+
+_Key = tuple[Identity, str]
+"""A service port, and `ip:port` of an endpoint; empty for the service port as a whole."""
+
+
+class Figures(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic of one service port or endpoint."""
+
+    connections_per_second: float = 0.0
+    open: int = 0
+    bytes_per_second: float | None = None
+    """None where the mode does not count bytes, and for endpoints."""
+    rates: tuple[float, ...] = ()
+    """Connections per second at the last samples, the oldest first; empty where none was seen."""
+
+
+class ServiceFigures(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic at the endpoints of one Service, for the page."""
+
+    endpoints: Mapping[str, Mapping[str, Figures]]
+    """Of endpoints with traffic, by `port/protocol/family` and `ip:port`."""
+
+
+class PlanPlaces:
+    """Whose frontends and endpoints are where, from plans."""
+
+    def __init__(self, families: Mapping[Family, Mapping[ServicePortName, ServicePlan]]) -> None:
+        self.owners: dict[str, dict[FrontendKey, Identity]] = {}
+        self._plans: dict[Identity, ServicePlan] = {}
+        for family, plans in families.items():
+            owners: dict[FrontendKey, Identity] = {}
+            for name, plan in plans.items():
+                owner = (name.key, name.port, name.protocol.name, family.value)
+                self._plans[owner] = plan
+                for frontend in plan.frontends:
+                    owners[name.protocol.value, frontend.address, frontend.port] = owner
+            if owners:
+                self.owners[family.value] = owners
+
+    def has_endpoint(self, owner: Identity, endpoint: EndpointIdentity) -> bool:
+        return any(one.identity == endpoint for one in self._plans[owner].endpoints.all)
+
+
+class TrafficSamples:
+    """The latest figures, and rates over time of the service ports and endpoints that have any."""
+
+    def __init__(self) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._number = 0
+        self._seconds = 1.0
+        self._new: Counter[_Key] = Counter()
+        self._open: Counter[_Key] = Counter()
+        self._bytes: Counter[Identity] | None = None
+        self._series: dict[_Key, array[float]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return self._number == 0
+
+    def add(self, places: PlanPlaces, before: Reading, now: Reading, counting: Counting) -> None:
+        """Add the sample between two readings."""
+        tally = Tally(places.owners, before, now)
+        self._seconds = max(now.at - before.at, 0.001)
+        self.notes = tuple(tally.list_notes(counting))
+        new, opened = Counter(tally.new), Counter(tally.open)
+        for (owner, place), number in tally.new.items():
+            if not place:
+                new[_total_of(owner[-1])] += number
+        for (owner, _), number in tally.open.items():
+            opened[owner, ""] += number
+            opened[_total_of(owner[-1])] += number
+        self._new, self._open = new, opened
+        sizes = Counter(tally.bytes)
+        for owner, number in tally.bytes.items():
+            sizes[_total_of(owner[-1])[0]] += number
+        self._bytes = sizes if any(sizes.values()) else None
+        self._append()
+
+    def clear(self) -> None:
+        """Forget the latest figures; the rates over time stay."""
+        self._new, self._open, self._bytes = Counter(), Counter(), None
+
+    def find(self, owner: Identity, endpoint: str = "") -> Figures:
+        key = (owner, endpoint)
+        has_bytes = self._bytes is not None and not endpoint
+        return Figures(
+            round(self._new[key] / self._seconds, 2),
+            self._open[key],
+            round(self._bytes[owner] / self._seconds) if has_bytes and self._bytes is not None else None,
+            self._list_rates(key),
+        )
+
+    def find_activity(self, owner: Identity) -> tuple[float, int]:
+        """Return new and open connections: a sort key."""
+        return self._new[owner, ""], self._open[owner, ""]
+
+    def find_total(self, family: Family) -> Figures:
+        return self.find(*_total_of(family.value))
+
+    def find_service(self, service: str) -> ServiceFigures:
+        """Return the figures of all endpoints of a Service that have traffic."""
+        found: dict[str, dict[str, Figures]] = {}
+        for owner, place in self._new.keys() | self._open.keys():
+            if owner[0] == service and place:
+                found.setdefault("/".join(owner[1:]), {})[place] = self.find(owner, place)
+        return ServiceFigures(found)
+
+    def _append(self) -> None:
+        """Take the rates of this sample; series that have been zero throughout make room for others."""
+        place = self._number % MAX_SAMPLES
+        self._number += 1
+        for key in [key for key, series in self._series.items() if key not in self._new and not any(series)]:
+            del self._series[key]
+        for series in self._series.values():
+            series[place] = 0.0
+        for key, number in self._new.most_common():
+            if not number:
+                break
+            if key not in self._series:
+                if len(self._series) >= MAX_SERIES:
+                    continue
+                self._series[key] = array("f", bytes(4 * MAX_SAMPLES))
+            self._series[key][place] = number / self._seconds
+
+    def _list_rates(self, key: _Key) -> tuple[float, ...]:
+        series = self._series.get(key)
+        if series is None:
+            return ()
+        first = self._number - min(self._number, MAX_SAMPLES)
+        return tuple(round(series[n % MAX_SAMPLES], 2) for n in range(first, self._number))
+
+
+def _total_of(family: str) -> _Key:
+    """The key under which the figures of all service ports of a family are kept."""
+    return (("", "", "", family), "")
