@@ -114,6 +114,8 @@ def draw_charts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, (part, column, title, unit) in OF_THE_FLEET.items():
         if "fleet" in results:
             yield f"charts/{name}", render_svg(chart_fleet(results["fleet"][part], column, title, unit))
+    if "slo" in results:
+        yield "charts/slo-latency.svg", render_svg(chart_latency(results["slo"]["changes"]))
     for name, picture in PICTURES.items():
         yield name, render_svg(chart_balancing(picture, results["balancing"][picture.part]))
 
@@ -152,6 +154,18 @@ def chart_fleet(rows: Rows, column: str, title: str, unit: str) -> Bars:
         if row.get("services") != 0
     )
     return Bars(title, unit, tuple(bars))
+
+
+def chart_latency(rows: Rows) -> Curves:
+    """A curve for each program, with the most Services that were measured; rows without changes have no latency."""
+    most = max(row["services"] for row in rows)
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        if row["services"] == most and row["changes_per_second"]:
+            found.setdefault(row["program"], []).append(Point(row["changes_per_second"], row["mean_ms"]))
+    series = (Series(program, COLOURS[program], tuple(points)) for program, points in found.items())
+    title = f"Mean time from a change to the rules in the kernel, {most:,} Services"
+    return Curves(title, "changes per second", "milliseconds", tuple(series), logarithmic=True)
 
 
 def chart_balancing(picture: Picture, rows: Rows) -> Curves:

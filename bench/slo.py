@@ -2,8 +2,9 @@
 
 Nodes are what SIG Scalability measures: the time from the trigger time of an EndpointSlice to the rules in the kernel, by each
 proxy's own metric, 99th percentile per proxy, then the 99th percentile over all proxies. After the changes come a restart of
-all proxies in batches, a restart of the API server and a node that is cut off. *machine busy* is the share of all processors
-that was used, by anything: near 100 % the machine is the limit and the row says nothing about the proxy.
+all proxies in batches, a restart of the API server and a node that is cut off; with --soak a long run of changes with a restart of
+the API server in its middle. *machine busy* is the share of all processors that was used, by anything: near 100 % the machine is the
+limit and the row says nothing about the proxy.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ LATE_SECONDS = 30.0
 LATENCIES = ("pointsman_programming_latency_seconds", "kubeproxy_network_programming_duration_seconds")
 """The first one that a proxy has: ours has buckets from a millisecond, that of kube-proxy from 250 ms."""
 DOWN_SECONDS = 2.0
+SOAK_RATE = 10.0
 Row = dict[str, Any]
 
 
@@ -122,6 +124,7 @@ def summarize_latencies(found: Sequence[Histogram], changes: int) -> Row:
     return {
         "mean_ms": 1000 * statistics.fmean(each.mean for each in found),
         "p99_ms": 1000 * compute_percentile([each.quantile(0.99) for each in found], 0.99),
+        "all_within_s": max(each.quantile(1.0) for each in found),
         "counted_percent": 100 * sum(each.count for each in found) / (changes * len(found)),
     }
 
@@ -173,7 +176,13 @@ class Slo:
             if not count:
                 time.sleep(seconds)
                 return row
+            began = time.monotonic()
             self._change(rate, count)
+            row["made_per_second"] = count / (time.monotonic() - began)
+        return row | self._summarize_since(before, count)
+
+    def _summarize_since(self, before: Sequence[Histogram], count: int) -> Row:
+        """Latencies of the last `count` changes, once every proxy has counted them or is late."""
         found: list[Histogram] = []
 
         def counted() -> bool:
@@ -183,7 +192,7 @@ class Slo:
 
         with contextlib.suppress(SystemExit):
             wait_for(counted, LATE_SECONDS, "changes to be counted", pause=1)
-        return row | summarize_latencies(found, count)
+        return summarize_latencies(found, count)
 
     def rolling_restart(self) -> Row:
         """A tenth of the proxies at a time."""
@@ -220,6 +229,18 @@ class Slo:
             row["after_s"] = self._until_changed(before, first)
         return row
 
+    def soak(self, seconds: float) -> Row:
+        """Changes at a steady rate with a restart of the API server in the middle; memory before and after."""
+        half = int(SOAK_RATE * seconds / 2)
+        row = {**self._named, "changes_per_second": SOAK_RATE}
+        row |= {f"{name}_before": value for name, value in self._nodes.memory().items()}
+        before = self._nodes.latencies()
+        with self._measured(row):
+            self._change(SOAK_RATE, half)
+            row["after_restart_s"] = self.server_restart()["after_s"]
+            self._change(SOAK_RATE, half)
+        return row | self._summarize_since(before, 2 * half) | self._nodes.memory()
+
     def _until_changed(self, before: Sequence[Histogram], proxies: Sequence[Proxy]) -> float:
         """Seconds until each has programmed something new; there is something new from now on."""
         began = time.monotonic()
@@ -246,6 +267,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cut", type=float, default=300, help="seconds that a node is cut off, 0 to leave it out"
     )
+    parser.add_argument(
+        "--soak", type=float, default=0, help="seconds of the long run at the end, 0 to leave it out"
+    )
 
 
 def measure(nodes: Nodes, slo: Slo, options: argparse.Namespace, tables: dict[str, list[Row]]) -> None:
@@ -261,12 +285,15 @@ def measure(nodes: Nodes, slo: Slo, options: argparse.Namespace, tables: dict[st
         events.append(lambda: slo.cut_off(options.cut))
     for event in events:
         add("events", event())
+    if options.soak:
+        add("soak", slo.soak(options.soak))
     if nodes.program.name == OURS:
-        tables["events"][-1]["nodes_differing_at_the_end"] = nodes.differing()
+        last = tables["soak" if options.soak else "events"][-1]
+        last["nodes_differing_at_the_end"] = nodes.differing()
 
 
 def run(options: argparse.Namespace) -> Any:
-    tables: dict[str, list[Row]] = {"start": [], "changes": [], "events": []}
+    tables: dict[str, list[Row]] = {"start": [], "changes": [], "events": [], "soak": []}
     with run_server() as (server, network, directory):
         server.fill([build_node(number) for number in range(1, options.nodes + 1)])
         filled = 0

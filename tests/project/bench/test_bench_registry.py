@@ -30,7 +30,7 @@ SMALLEST: Mapping[str, str] = {
     "commands": "--services 10 --runs 1",
     "hostile": "--only node",
     "simulate": "",
-    "slo": "--nodes 2 --services 10 --endpoints 2 --rates 10 --seconds 1 --cut 2",
+    "slo": "--nodes 2 --services 10 --endpoints 2 --rates 10 --seconds 1 --cut 2 --soak 2",
 }
 """Options with which a benchmark takes seconds."""
 HAS_NO_SMALL_SIZE = {"beside", "fleet", "packets-ipvs", "process-large", "reliability", "sizing"}
