@@ -182,3 +182,23 @@ def test_all_alpha_switches_on_the_node_ports_on_loopback(node: LabNode, process
         node.wait_served("127.0.0.1", 30080)
         gate = 'kubernetes_feature_enabled{name="KubeProxyNFTablesLocalhostNodePorts",stage="ALPHA"} 1.0'
         assert gate in node.get("/metrics").body
+
+
+def test_without_a_period_the_pause_follows_the_cost_and_with_one_it_is_that(
+    node: LabNode, process: NodeProcess
+) -> None:
+    process.objects(*OBJECTS)
+    process.configure(nftables={"minSyncPeriod": "0s"})
+    process.start()
+    process.wait_synced()
+    assert 0.005 <= _pause(node) < 1.0
+    assert node.metric("pointsman_sync_pause_seconds", ip_family="IPv4") == _pause(node)
+
+    process.configure(nftables={"minSyncPeriod": "2s"})
+    wait_until(lambda: node.metric("pointsman_sync_pause_seconds", ip_family="IPv4") == 2.0)
+    assert _pause(node) == 2.0
+
+
+def _pause(node: LabNode) -> float:
+    """The pause between syncs of IPv4 as `status` shows it."""
+    return float(json.loads(node.get("/status.json").body)["families"][0]["pause"])

@@ -96,6 +96,14 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     assert programming == [*expected, "120", "150", "180", "210", "240", "270", "300", "+Inf"]
 
 
+def test_our_programming_latency_has_buckets_from_a_millisecond() -> None:
+    buckets = parsed(filled("nftables").render())["pointsman_programming_latency_seconds"][2]
+    assert buckets == [
+        *("0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.25", "0.5"),
+        *("1", "2", "5", "10", "30", "60", "120", "300", "+Inf"),
+    ]
+
+
 def test_requests_have_the_labels_and_buckets_of_client_go() -> None:
     families = parsed(filled("nftables").render())
     seconds = ["0.005", "0.025", "0.1", "0.25", "0.5", "1", "2", "4", "8", "15", "30", "60", "+Inf"]

@@ -1,9 +1,13 @@
 import math
+import subprocess
+import sys
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointsman.sync.loop import read_cpu_time
 from pointsman.sync.pacing import COST_FACTOR, MAX_PAUSE_SECONDS, Pace, Pacer
 
 PACE = Pace(min_period=1.0, sync_period=30.0)
@@ -27,6 +31,30 @@ def test_without_a_period_the_pause_is_a_multiple_of_the_last_cost_within_bounds
         pacer.record_sync(100.0, cost)
         pauses.append(pacer.pause)
     assert pauses == pytest.approx([0.005, 0.005, 0.025, 0.25, 1.0, 0.025])
+
+
+COST_OF_ONE_CHANGE_IN_IPTABLES_MODE = 0.098
+"""CPU seconds with 1,000 Services, by bench/results/iptables.json."""
+USE_CPU = "import time\nwhile time.process_time() < 0.1: pass"
+
+
+def test_the_cost_is_cpu_time_of_the_process_and_of_the_programs_it_ran() -> None:
+    before, own = read_cpu_time(), time.process_time()
+    subprocess.run([sys.executable, "-c", USE_CPU], check=True)
+    assert read_cpu_time() - before - (time.process_time() - own) >= 0.09, (
+        "the program used a tenth of a second"
+    )
+    before = read_cpu_time()
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    assert read_cpu_time() - before >= 0.09
+
+
+def test_iptables_mode_with_its_usual_cost_stays_at_a_second() -> None:
+    pacer = Pacer(BY_COST)
+    pacer.record_sync(0.0, COST_OF_ONE_CHANGE_IN_IPTABLES_MODE)
+    assert pacer.pause == MAX_PAUSE_SECONDS
 
 
 def test_a_cheap_sync_after_expensive_ones_waits_for_their_pauses() -> None:
