@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -35,7 +36,7 @@ from tests.fake.apistore import (
     selector,
     status_object,
 )
-from tests.fake.http2_front import Http2Front
+from tests.fake.http2_front import Http2Front, stop_accepting
 
 from pointsman.kube.access import Access
 
@@ -87,6 +88,7 @@ class FakeApiServer:
         self.http2 = None if settings is None else Http2Front(settings, host)
         self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
+        self._socket: socket.socket
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -101,9 +103,9 @@ class FakeApiServer:
         app.router.add_route("*", "/{tail:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.5, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._socket = socket.create_server((self._host, self._port))
+        await web.SockSite(self._runner, self._socket, ssl_context=self._tls).start()
+        self._port = self._socket.getsockname()[1]
         if self.http2 is not None:
             await self.http2.start(self._port)
 
@@ -112,6 +114,7 @@ class FakeApiServer:
         if self.http2 is not None:
             await self.http2.stop()
         if self._runner is not None:
+            await stop_accepting(self._socket.fileno())
             await self._runner.cleanup()
             self._runner = None
 

@@ -66,11 +66,19 @@ class Http2Front:
 
     async def stop(self) -> None:
         if self._server is not None:
+            await stop_accepting(*(sock.fileno() for sock in self._server.sockets))
             self._server.close()
             self._server = None
         for connection in tuple(self.connections):
             connection.abort()
         await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+async def stop_accepting(*listening: int) -> None:
+    """Let connections that were just accepted reach their server: asyncio leaves them open if that is closed first."""
+    for descriptor in listening:
+        asyncio.get_running_loop().remove_reader(descriptor)
+    await asyncio.sleep(0)
 
 
 class FrontConnection:
