@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """A module with `run(options)`, which returns results for JSON, and perhaps `add_arguments(parser)`."""
+    """A module with `run(options)`, which returns results for JSON, and optionally `add_arguments(parser)`."""
 
     module: str
     arguments: tuple[str, ...] = ()

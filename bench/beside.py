@@ -138,7 +138,7 @@ async def measure(
         options = parse_run([f"--config={file}", f"--state-dir={directory}"], program="pointsman")
         config, sysctls = with_mode(options.config, mode), modes.open_sysctls(Path(directory))
         backend = mode_named(mode).backend(modes.build_setup(options, mode), Family.IPV4, sysctls)
-        source, heard, metrics = Objects(), NextSync(), Metrics(mode)
+        source, next_sync, metrics = Objects(), NextSync(), Metrics(mode)
         proxy = Proxy(
             Settings(config=config, node_name="node-0", from_manifests=True),
             source,
@@ -149,7 +149,7 @@ async def measure(
             ConditionBoard(),
             Connections(),
             unsupported={},
-            listeners=(heard,),
+            listeners=(next_sync,),
         )
         running = asyncio.create_task(proxy.run())
         try:
@@ -159,7 +159,7 @@ async def measure(
             for kind in (Service, EndpointSlice, Node, ServiceCIDR):
                 source.queue.put_nowait(Synced(kind))
             async with asyncio.timeout(10 * WAIT):
-                await heard.event.wait()
+                await next_sync.event.wait()
             freeze_heap()
             sampler = TrafficSampler(proxy)
             sampling = asyncio.create_task(sampler.run())
@@ -169,7 +169,7 @@ async def measure(
                 if looking not in ("", what):
                     continue
                 figures = await _while_looking(
-                    look, source, heard, services, endpoints, changes, number, pause
+                    look, source, next_sync, services, endpoints, changes, number, pause
                 )
                 rows.append(
                     {"mode": mode, "services": services, "endpoints": endpoints, "looking": what, **figures}
@@ -189,7 +189,7 @@ def _slice(index: int, endpoints: int, generation: int) -> EndpointSlice:
 async def _while_looking(
     look: Callable[[], Awaitable[object]],
     source: Objects,
-    heard: NextSync,
+    next_sync: NextSync,
     services: int,
     endpoints: int,
     changes: int,
@@ -212,11 +212,11 @@ async def _while_looking(
         while len(times) < changes or not looks or time.perf_counter() < until:
             generation, index = divmod(next(number), services)
             changed = _slice(index, endpoints, 1 + generation % 4)
-            heard.event.clear()
+            next_sync.event.clear()
             began = time.perf_counter()
             source.queue.put_nowait(Upsert(changed))
             async with asyncio.timeout(WAIT):
-                await heard.event.wait()
+                await next_sync.event.wait()
             times.append(time.perf_counter() - began)
             await asyncio.sleep(pause)
     finally:

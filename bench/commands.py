@@ -1,7 +1,7 @@
 """Duration of every command as a new process, beside kubectl.
 
 The proxy runs in a network namespace of its own, from manifests, and is asked through its control socket. Commands take turns, so
-that a busy moment of the machine meets all of them. `--cpu` leaves out wall times, which mean nothing on a busy machine. A command
+that a busy moment of the machine affects all of them. `--cpu` leaves out wall times, which mean nothing on a busy machine. A command
 that has nothing to do with a proxy shows what Python and the imports cost; `top` is left out, because it waits on purpose.
 """
 

@@ -124,7 +124,7 @@ class FleetRun:
         return row
 
     def without_proxies(self) -> None:
-        """So that every fleet meets a fresh server, and what it spends without any proxy is known."""
+        """So that every fleet has a fresh server, and what it spends without any proxy is known."""
         self._cpu_of_start = self._restarted()[2]
         self._idle = self._idle_share()
         before = self.reading()

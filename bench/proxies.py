@@ -30,7 +30,7 @@ import pointsman.app.supervisor, pointsman.backends.nftables.mode, pointsman.bac
 
 
 class Program(NamedTuple):
-    """A command without its configuration; {work} stands for a directory of its own."""
+    """A command without its configuration; {work} is replaced by a directory of its own."""
 
     name: str
     command: tuple[str, ...]

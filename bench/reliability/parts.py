@@ -1,6 +1,6 @@
 """Faults injected into a running proxy while connections are made through it.
 
-Prints a row for each: what was done how often, connections made and lost meanwhile, what came of it, memory grown. All of it
+Prints a row for each: what was done how often, connections made and lost meanwhile, the result, memory grown. All of it
 lasts about ten minutes; --only names parts of it, --scale makes all of them shorter or longer. With KUBE_PROXY_BINARY
 set, moves between kube-proxy and Pointsman are part of it.
 """

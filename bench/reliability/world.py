@@ -1,4 +1,4 @@
-"""A node with a running proxy, traffic through it, and the row that tells what a fault cost."""
+"""A node with a running proxy, traffic through it, and the row with the cost of a fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Conditions: states of the proxy and of its node that may need action, in the shape Kubernetes uses.
 
 A source owns a scope and replaces the conditions of that scope as a whole: what it no longer names is gone. A source that
-learns of a change pushes it (`ConditionBoard.replace`); one whose answer depends on the clock, or on the state of another
+observes a change pushes it (`ConditionBoard.replace`); one whose answer depends on the clock, or on the state of another
 part, is a function that the board calls (`ConditionBoard.add_source`). `/healthz`, `/livez`, `/readyz`, `pointsman_condition`,
 `status` with its exit status and the status page are views of the board and decide nothing themselves.
 

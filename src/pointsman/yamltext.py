@@ -68,7 +68,7 @@ def _refuse_excess(events: Any) -> None:
     open_anchors: list[tuple[str | None, int]] = []
     """Anchor of each collection that has begun, and the number of values before it."""
     sizes: dict[str, int] = {}
-    """Values that an alias of this anchor stands for."""
+    """Values that an alias of this anchor expands to."""
     for event in events:
         name = type(event).__name__
         if name in _STARTS:

@@ -1,6 +1,6 @@
 """Kubernetes objects in protobuf, from the dictionaries that JSON makes of them: the fake API server's side.
 
-It knows more fields than the proxy reads, so that there is something to skip, and shares no table and no code with the
+It has more fields than the proxy reads, so that there is something to skip, and shares no table and no code with the
 reader. A value that does not fit the type of its field becomes as wrong in protobuf as it is in JSON.
 """
 

@@ -29,7 +29,7 @@ class RecordingBackend(Backend):
         self.failures: list[Exception] = []
         self.drifts: list[Difference | Exception] = []
         self.met: Difference | None = None
-        """What every sync meets and repairs."""
+        """What every sync finds and repairs."""
         self.refuse: Mapping[ServicePortName, str] = {}
         self.reading: Callable[[], object] = lambda: None
         """Called by every comparison, on its thread, before it looks; may take as long as it likes."""

@@ -6,7 +6,7 @@ import asyncio
 
 
 class SkippingClock:
-    """Hands out `clock` and `sleep`; a sleep is recorded and over at once, with the clock moved on."""
+    """Provides `clock` and `sleep`; a sleep is recorded and over at once, with the clock moved on."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -34,7 +34,7 @@ async def serve(port: int, file: Path) -> None:
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
-    """What tells one content from the next without reading a large file this often."""
+    """A value that changes with the content, without reading a large file this often."""
     if not file.exists():
         return None
     found = file.stat()

@@ -1,6 +1,6 @@
 """The proxy modes: what each of them does to the kernel, behind one contract.
 
-Promise: the rest of the program knows a mode by its `Mode` value (`contract`) and by nothing else.
+Promise: the rest of the program identifies a mode by its `Mode` value (`contract`) and by nothing else.
 
 Invariants:
 * Compiling a plan is pure and deterministic; only `sync` and `maintain` of a backend change the kernel.

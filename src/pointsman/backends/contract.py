@@ -1,6 +1,6 @@
 """The contract between the process and a proxy mode.
 
-A `Mode` is everything that the rest of the program knows of a mode: no code outside its package compares its name. A backend
+A `Mode` is everything that the rest of the program uses of a mode: no code outside its package compares its name. A backend
 belongs to one IP family and one worker thread. It owns what it put into the kernel: it sends only what differs from what it
 committed last, and commits only what the kernel accepted. The caller owns the plans. `sync` either succeeds (without single
 service ports that the kernel rejected, named in the report) or raises KernelError; then the old kernel state remains, and the

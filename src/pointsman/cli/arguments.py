@@ -182,7 +182,7 @@ def add_services(to: argparse.ArgumentParser) -> None:
 
 
 def add_namespace(to: argparse.ArgumentParser, *, everywhere: str = "") -> None:
-    """Add -n and -A; `everywhere` is the namespace that stands for all."""
+    """Add -n and -A; `everywhere` is the namespace that means all."""
     to.add_argument("-n", "--namespace", default="", help="namespace of names without one")
     to.add_argument(
         "-A",

@@ -78,7 +78,7 @@ class _Connection:
 
     @property
     def peer(self) -> str:
-        """The process that listens there, as far as the kernel tells."""
+        """The process that listens there, where the kernel reports it."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         process, _, _ = _CREDENTIALS.unpack(credentials)
         return f" (process {process})" if process else ""

@@ -147,7 +147,7 @@ def _run_demo(out: _Output, directory: Path, privileges: str, *, keep: bool) -> 
 
 
 class _Demo:
-    """The steps, each with connections and what came of them."""
+    """The steps, each with connections and their results."""
 
     def __init__(self, out: _Output, cluster: Cluster, proxy: LabProxy) -> None:
         self._out, self._cluster, self._proxy = out, cluster, proxy
@@ -262,7 +262,7 @@ class _Demo:
 
 def _show_kernel(out: _Output, cluster: Cluster) -> None:
     address = WEB.address("cluster", 4)
-    out.start_part("In the kernel", f"what a packet to {address} meets (nft list table ip kube-proxy)")
+    out.start_part("In the kernel", f"the rules for packets to {address} (nft list table ip kube-proxy)")
     if not shutil.which("nft"):
         out.note("the program nft is not installed; `pointsman render` prints the same rules")
         return

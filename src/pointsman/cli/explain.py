@@ -49,7 +49,7 @@ def build_parser() -> Parser:
     made.add_argument(
         "--probe",
         action="store_true",
-        help="also connect from this host to every endpoint and to the frontends in question",
+        help="also connect from this host to every endpoint and to the frontends asked about",
     )
     made.add_argument(
         "--probe-source",

@@ -1,6 +1,6 @@
 """A terminal in full-screen use: keys as names, frames drawn in place, and the terminal restored in every case.
 
-Plain termios and the escape sequences that every terminal of today knows: curses would need a terminfo database, which container
+Plain termios and the escape sequences that every terminal of today supports: curses would need a terminfo database, which container
 images lack.
 """
 

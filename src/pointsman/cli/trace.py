@@ -150,7 +150,7 @@ def _is_for_pods(frontend: FrontendReport) -> tuple[bool, bool]:
 def _follow(
     place: Place, source: bytes, timeout: float, *, waiting: bool
 ) -> tuple[list[TraceEvent], Attempt | None]:
-    """What happened to the packets, and what came of the connection if it was made here."""
+    """What happened to the packets, and the result of the connection if it was made here."""
     wanted = TraceFilter(family_of(place.address), place.address, place.port, place.protocol, source)
     events: list[TraceEvent] = []
     last = [0.0]

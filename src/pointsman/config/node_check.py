@@ -97,6 +97,6 @@ def _has_only(family: Family, texts: Sequence[str]) -> bool:
 
 
 def _find_families(texts: Sequence[str]) -> set[Family | None]:
-    """Return those of the ranges; None stands for text that is not a range."""
+    """Return those of the ranges; None where the text is not a range."""
     ranges = (cidr_from_text(text) for text in texts)
     return {None if cidr is None else cidr.family for cidr in ranges}

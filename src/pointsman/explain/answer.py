@@ -256,7 +256,7 @@ def _explain_behind(
 def _find_behind(
     plans: Mapping[ServicePortName, ServicePlan], target: Target
 ) -> dict[ServicePortName, tuple[Endpoint, ...]]:
-    """Return every service port that has the endpoint in question, sorted; its port is not compared."""
+    """Return every service port that has the endpoint asked about, sorted; its port is not compared."""
     found = {
         name: endpoints
         for name, plan in plans.items()

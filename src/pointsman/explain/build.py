@@ -152,7 +152,7 @@ def _summarize_endpoints(
 def explain_plan(
     view: View, family: FamilyView, plan: ServicePlan, asked: Sequence[Frontend], client: str
 ) -> ServicePortReport:
-    """Return everything about one service port; `asked` are the frontends in question."""
+    """Return everything about one service port; `asked` are the frontends asked about."""
     clients = parse_clients(client, family)
     frontends = tuple(
         _explain_frontend(view, family, plan, frontend, clients, asked=frontend in asked)

@@ -24,7 +24,7 @@ def build_error(code: Code, **parameters: Value) -> Finding:
 
 
 def build_warning(code: Code, **parameters: Value) -> Finding:
-    """Return a finding with which connections are delivered, perhaps not as expected."""
+    """Return a finding with which connections are delivered, possibly not as expected."""
     return Finding(code, Severity.WARNING, parameters=parameters)
 
 
@@ -55,7 +55,7 @@ def check_objects(view: View, key: str, *, served: bool) -> Iterator[Finding]:
 
 
 def check_files(view: View) -> Iterator[Finding]:
-    """Yield files, and parts of files, whose objects are not known; the Service in question may be one of them."""
+    """Yield files, and parts of files, whose objects are not known; the Service asked about may be one of them."""
     for finding in view.source_findings:
         if finding.object.kind in (FILE, DOCUMENT):
             yield msgspec.structs.replace(finding, severity=Severity.WARNING)

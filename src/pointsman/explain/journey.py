@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TRANSLATION = -100
 """The priority at which service proxies translate destinations."""
 MAX_ENDPOINTS_FOLLOWED = 8
-"""Through the rules of others, per frontend and client: those for further endpoints are seldom different."""
+"""Through the rules of others, per frontend and client: those for further endpoints rarely differ."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def build_journeys(
     asked: tuple[Frontend, ...],
     clients: tuple[Client, ...],
 ) -> Iterator[Journey]:
-    """Yield every way that a connection in question may take."""
+    """Yield every way that a connection asked about may take."""
     for frontend in asked:
         for client in clients:
             endpoints = decide(plan, frontend, client, family, view.mode).endpoints

@@ -40,7 +40,7 @@ _FRONTEND_CODES = {
 
 
 def find_places(explanation: Explanation) -> list[Place]:
-    """Return where to connect: every endpoint, and every frontend in question."""
+    """Return where to connect: every endpoint, and every frontend asked about."""
     found: dict[Place, None] = {}
     for port in explanation.ports:
         texts = [place for frontend in port.frontends if frontend.asked for place in frontend.places]

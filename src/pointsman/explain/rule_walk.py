@@ -107,7 +107,7 @@ class _Walk:
         return True, sure
 
     def _select_rules(self, rules: Sequence[FilterRule]) -> Iterator[tuple[FilterRule, bool]]:
-        """Yield the rules that decide something and match: True for certainly, False for perhaps."""
+        """Yield the rules that decide something and match: True for certainly, False for possibly."""
         for rule in rules:
             if rule.action is Action.PASS:
                 continue

@@ -14,7 +14,7 @@ FORMS = (
 )
 
 EVERYWHERE = "*"
-"""The namespace that stands for all."""
+"""The namespace that means all."""
 
 _SERVICE_KINDS = frozenset(("svc", "service", "services"))
 _POD_KINDS = frozenset(("po", "pod", "pods"))
@@ -135,7 +135,7 @@ def _build_unclear(text: str) -> BadQuestion:
 
 
 def _parse_address(text: str) -> tuple[bytes, int] | None:
-    """Address and port where the text means one; port 0 stands for any. Raises BadQuestion for a mistyped one."""
+    """Address and port where the text means one; port 0 means any. Raises BadQuestion for a mistyped one."""
     whole = address_from_text(text.removeprefix("[").removesuffix("]"))
     if whole is not None:
         return whole, 0

@@ -81,7 +81,7 @@ class TraceReport(msgspec.Struct, frozen=True, rename="camel"):
     """No rule dropped it."""
     result: str
     connection: str = ""
-    """What came of the connection, where it was made here."""
+    """The result of the connection, where it was made here."""
     notes: tuple[str, ...] = ()
     """What cannot be followed."""
 
@@ -154,7 +154,7 @@ def _find_act(event: TraceEvent, chain: FilterChain | None) -> _Act:
 
 
 def _find_action(event: TraceEvent, rule: FilterRule) -> Action:
-    """The kernel tells how a rule left the packet; that it answered or translated it, only the rule says."""
+    """Return the action: the kernel reports an answer or a translation as drop or accept, so the rule decides."""
     if event.action is Action.DROP and rule.action is Action.REJECT:
         return Action.REJECT
     if event.action is Action.ACCEPT and rule.action in _TRANSLATIONS:

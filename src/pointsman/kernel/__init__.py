@@ -3,7 +3,7 @@
 Promise: callers see values and `KernelError`s (`pointsman.errors`), never packed bytes, errno checks or program output.
 
 Invariants:
-* Nothing here knows what a proxy wants; modules speak the kernel's protocols and know no Service.
+* Nothing here depends on what a proxy needs; modules speak the kernel's protocols and have no notion of a Service.
 * Netlink is hand-packed (`netlink`, `attributes`): one nftables element costs less than a microsecond. Answers are taken from
   the kernel only, and an interrupted listing is repeated.
 * A socket belongs to the network namespace of the thread that opened it, and to one thread at a time.

@@ -108,7 +108,7 @@ def find_features_of_version(version: tuple[int, ...]) -> Features:
 
 
 def _restore_reports_version(commands: Commands, names: Programs) -> bool:
-    """Return whether restore knows `--version`: distributions backported it together with `--wait`."""
+    """Return whether restore supports `--version`: distributions backported it together with `--wait`."""
     answer = commands.run((names.restore, "--version"), stdin=b"")
     return answer.status == 0 and _VERSION.search(answer.stdout.decode(errors="replace")) is not None
 

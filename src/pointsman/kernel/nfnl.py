@@ -232,7 +232,7 @@ def _parse_reply(reply: Reply, what: str) -> Answer | None:
 
 
 class CommitLog:
-    """Tells ruleset generations that commits of this process made from those of other programs.
+    """Distinguishes ruleset generations of commits of this process from those of other programs.
 
     Shared by the backends of both IP families, which commit on threads of their own: a change of one family is not
     an external change to the other.

@@ -1,6 +1,6 @@
 """Links, addresses and routes over rtnetlink: what this node's own addresses are, and the dummy device of ipvs mode.
 
-Reading works on every kernel and needs no privileges; `AddressMonitor` tells when to read again.
+Reading works on every kernel and needs no privileges; `AddressMonitor` reports when to read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHORTEST_PAUSE = 0.001
 _ROUTE_SECONDS = 50e-6
 """Less than the kernel needs for the route of one new address, so that asking again costs little beside it."""
 _NEWS_BYTES = 1 << 16
-"""Kept for a monitor; what does not fit tells as much as what does: addresses have changed."""
+"""Kept for a monitor; what does not fit means the same as what does: addresses have changed."""
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")

@@ -1,7 +1,7 @@
 """Kernel settings under /proc/sys and /sys: read, make sure of, and put back.
 
 Every change is written to a journal before it is made, with the value found, so that a later clean-up (another
-process, perhaps after a crash) can undo it; a value that was changed externally since stays. A setting
+process, possibly after a crash) can undo it; a value that was changed externally since stays. A setting
 that cannot be written never stops the proxy: containers with a read-only /proc are common, and what is missing
 is reported as a condition instead (k8s 141943). The same goes for a value that another program changes later: it is
 restored, a few times at most.

@@ -187,7 +187,7 @@ class Credentials:
         return self._context
 
     def _warn_once(self, message: str, error: Exception) -> None:
-        """Log once, although every request meets the same error."""
+        """Log once, although every request has the same error."""
         if str(error) != self._last_warning:
             self._last_warning = str(error)
             _log.warning(message, origin=self._access.origin, err=error)

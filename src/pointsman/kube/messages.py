@@ -174,4 +174,4 @@ READERS: dict[type[Any], Reader[Any]] = {
         ServiceCIDR, metadata=one(1, _META), spec=one(2, message(ServiceCIDRSpec, cidrs=texts(1)))
     ),
 }
-"""By struct, the reader of the kind of object it stands for."""
+"""By struct, the reader of the kind of object it describes."""

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class User(msgspec.Struct, frozen=True):
-    """An authenticated user, as the API server knows it."""
+    """An authenticated user, as the API server reports it."""
 
     username: str = ""
     groups: tuple[str, ...] = ()

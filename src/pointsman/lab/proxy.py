@@ -140,7 +140,7 @@ class ProxyProcess:
 
 
 class LabProxy(ProxyProcess):
-    """A proxy of a whole lab: serves LabServices, and the beacon tells when it has synced."""
+    """A proxy of a whole lab: serves LabServices, and the beacon shows when it has synced."""
 
     def __init__(self, cluster: Cluster, directory: Path, command: Command = pointsman_command) -> None:
         super().__init__(cluster, directory)

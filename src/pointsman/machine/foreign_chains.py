@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
 
 
 class CachedChains(ForeignChains):
-    """Reads chains again only when they may have changed, and seldom where that takes long.
+    """Reads chains again only when they may have changed, and rarely where that takes long.
 
     Commits of the proxy change the generation of the ruleset like those of others, so a reading may be as old as the pause.
     """

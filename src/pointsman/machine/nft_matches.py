@@ -71,7 +71,7 @@ def _build_bits_match(field: PacketField, bits: int, *, negated: bool = False) -
 def build_range_match(
     held: Loaded, ranges: Sequence[tuple[bytes, bytes]], family: Family, *, negated: bool = False
 ) -> Match:
-    """Return the match of a value in one of the ranges; a short bound stands for every value that begins with it."""
+    """Return the match of a value in one of the ranges; a short bound covers every value that begins with it."""
     field = held.field
     if field is None:
         return Match(f"{_format_masked(held)} {'!= ' if negated else ''}{_format_hex(ranges[0][0])}")

@@ -3,7 +3,7 @@
 An event only parses its own object and marks its Service dirty. The slices of a dirty Service are merged once, by the
 next `take` or the next reader of the states, however many events came before. Only differences from the last `take` are
 handed out: an add followed by a delete is no change. A tracker has no access to the kernel or a clock and belongs to one
-thread; the values that it hands out are immutable.
+thread; the values that it returns are immutable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PortState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Differences since the last `take`; None stands for a service port that was removed."""
+    """Differences since the last `take`; None is a service port that was removed."""
 
     states: Mapping[ServicePortName, PortState | None]
     trigger_times: Mapping[str, tuple[float, ...]] = {}

@@ -112,7 +112,7 @@ class NodeStatus:
         self._written: ServicesReady | None = None
         self._written_at = 0.0
         self._transition = ""
-        """When the status last changed, as far as this process knows."""
+        """When the status last changed, as far as this process has seen."""
         self._untainted_version = ""
         """The resourceVersion of the Node whose taint was removed: its watch may lag behind."""
         self._failure = ""

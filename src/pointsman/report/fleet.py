@@ -94,7 +94,7 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     mode: str
     families: dict[str, State]
-    """The worst state of the service ports in question, by IP family."""
+    """The worst state of the selected service ports, by IP family."""
     used: int
     """Endpoints that this node uses, of `known`."""
     known: int

@@ -197,7 +197,7 @@ def render_status(status: StatusReport, screen: Screen = PLAIN) -> str:
 
 
 def count_unserved(states: dict[str, int], program: str = "pointsman") -> Iterator[str]:
-    """Yield how many service ports are without a healthy endpoint: seldom the proxy's fault, and no condition of it."""
+    """Yield how many service ports are without a healthy endpoint: rarely the proxy's fault, and no condition of it."""
     total = sum(states.values())
     for state, text in ((State.DOWN, "down"), (State.PARTIAL, "partial (some clients fail)")):
         count = states.get(state.value, 0)

@@ -130,7 +130,7 @@ class Tally:
         """By IP family: whether the kernel counted new connections."""
         self.open: Counter[tuple[Identity, str]] = Counter()
         self.new: Counter[tuple[Identity, str]] = Counter()
-        """By endpoint; the empty one stands for the service port as a whole."""
+        """By endpoint; the empty key is the service port as a whole."""
         self.bytes: Counter[Identity] = Counter()
         """Of both directions, where they are counted."""
         self.seen: dict[Identity, set[str]] = {}

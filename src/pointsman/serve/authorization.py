@@ -1,4 +1,4 @@
-"""Who may read the metrics port: clients that the API server knows, and that its roles allow the path.
+"""Who may read the metrics port: clients that the API server authenticates and authorizes for the path.
 
 A client shows a certificate or a bearer token; a TokenReview says whose token it is, a SubjectAccessReview whether that user may
 `get` the path. Decisions are cached. While the API server cannot be asked, decisions in favour of a client are kept for a short

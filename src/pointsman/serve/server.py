@@ -1,6 +1,6 @@
 """HTTP/1.1: listening sockets, and on each connection a loop that reads a request, has it answered and sends the response.
 
-h11 knows the protocol; what is decided here is how much a client may take of this process. Nothing is read ahead: while
+h11 implements the protocol; what is decided here is how much a client may take of this process. Nothing is read ahead: while
 a request is answered or its response sent, further requests wait in the kernel. So a connection holds at most one read
 and one response, and every step has the idle timeout. Accepting is done here and not by asyncio, which logs a traceback for
 every attempt that lacks a descriptor.

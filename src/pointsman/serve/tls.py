@@ -115,7 +115,7 @@ class TlsStream:
             raise ConnectionAbortedError("closed during the handshake") from error
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):
-                await self._flush()  # the alert that tells the client why
+                await self._flush()  # the alert with the reason for the client
                 if error.reason == "HTTP_REQUEST":
                     await self._loop.sock_sendall(self._sock, _PLAIN_HTTP_REPLY)
             raise

@@ -1,6 +1,6 @@
 """Batches for iptables-restore, as data that can be printed, tested and traced back from an error. Pure.
 
-Every part of the text knows the service port that it came from. Tables are written in the order filter, nat, mangle: the guard
+Every part of the text is stored with the service port that it belongs to. Tables are written in the order filter, nat, mangle: the guard
 for loopback and the firewall of load balancers exist before traffic is sent anywhere, and the canaries appear only when
 everything else is in place.
 """

@@ -1,4 +1,4 @@
-"""One sync: the steps for rows that changed, sent to the kernel in their order, and what came of them."""
+"""One sync: the steps for rows that changed, sent to the kernel in their order, and their results."""
 
 from __future__ import annotations
 

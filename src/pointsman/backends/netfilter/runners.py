@@ -52,7 +52,7 @@ def diff_rules(
     *,
     ordered: bool = True,
 ) -> Iterator[Difference]:
-    """Yield the differences between canonical rules of one chain; `owners` tells whose rules they are."""
+    """Yield the differences between canonical rules of one chain; `owners` are the service ports of the rules."""
     if want == have:
         return
     missing, surplus = Counter(want) - Counter(have), Counter(have) - Counter(want)

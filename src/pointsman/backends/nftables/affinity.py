@@ -3,7 +3,7 @@
 Every endpoint has a dynamic set of the clients that stick to it. A view chain (cluster-wide or local endpoints)
 first looks for the client in the sets of its endpoints, then picks one at random; the endpoint's chain enters the
 client into the set, or prolongs its stay, and redirects. All frontends of a service port lead to the same views, so
-a client meets the same endpoint at each of them; an endpoint that goes takes its set along, which frees exactly
+a client gets the same endpoint at each of them; an endpoint that goes takes its set along, which frees exactly
 its own clients; and because packets fill the sets, they survive restarts of the process.
 """
 

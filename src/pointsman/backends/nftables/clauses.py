@@ -1,4 +1,4 @@
-"""The pieces of rules: each is written once and knows both its nft spelling and its netlink encoding.
+"""The pieces of rules: each is written once, with both its nft spelling and its netlink encoding.
 
 A rule is a sequence of clauses, so text and kernel encoding cannot drift apart.
 """
@@ -75,7 +75,7 @@ class Draw(NamedTuple):
 
 
 _ANY_DRAW = Draw(2)
-"""What stands for the slot where a type is described."""
+"""The placeholder for the slot where a type is described."""
 
 
 def key_text(fields: tuple[Field, ...], traits: FamilyTraits, draw: Draw = _ANY_DRAW) -> str:

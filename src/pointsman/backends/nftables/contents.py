@@ -135,7 +135,7 @@ class Contents:
         """Everything in one transaction.
 
         `replace` deletes a table of another make first; `update` empties our own table in place, keeping its
-        base chains and affinity sets, so that no packet meets a half-filled table.
+        base chains and affinity sets, so that no packet passes a half-filled table.
         """
         steps = self.steps
         chains = self.all_chains()
