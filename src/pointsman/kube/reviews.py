@@ -9,6 +9,7 @@ import msgspec
 
 from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
+from pointsman.kube.codec import check_json
 
 _TIMEOUT_SECONDS = 5.0
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class ApiReviews:
         path = f"/apis/{group}/v1/{kind.lower()}s"
         body = msgspec.json.encode({"apiVersion": f"{group}/v1", "kind": kind, "spec": spec})
         response = await self._client.request("POST", path, body=body, timeout=_TIMEOUT_SECONDS)
+        check_json(response.body)
         try:
             return msgspec.json.decode(response.body, type=answer)
         except msgspec.MsgspecError as error:

@@ -10,6 +10,7 @@ import msgspec
 
 from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
+from pointsman.kube.codec import check_json
 from pointsman.kube.formats import PREFER_PROTOBUF
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import OnFinding, WatchStatus
@@ -96,6 +97,7 @@ class ApiSource:
         params = {"limit": str(_MAX_NODE_NAMES), "resourceVersion": "0"}
         try:
             answer = await self._client.request("GET", "/api/v1/nodes", params=params, accept=_NAMES_ONLY)
+            check_json(answer.body)
             return [item.metadata.name for item in msgspec.json.decode(answer.body, type=_Names).items]
         except (KubeError, msgspec.DecodeError) as error:
             _log.info("Cannot list the names of Nodes", v=2, err=error)
