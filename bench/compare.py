@@ -11,7 +11,7 @@ import io
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,7 @@ def run(options: argparse.Namespace) -> Any:
         raise SystemExit(f"--rounds must be at least {MIN_ROUNDS}: fewer are within noise")
     with tempfile.TemporaryDirectory() as directory:
         programs = [check_out(commit, Path(directory)) for commit in options.commits]
-        server, rows = measure(programs, options)
-    found = [row for pair in pair_rows(rows) for row in compare_rows(*pair)]
+        server, sizes = measure(programs, options)
+    found = [row for before, after in sizes for row in compare_rows(before, after)]
     print_table(found)
     return {"server": server, "changes": found}
-
-
-def pair_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Either program at one size."""
-    return zip(rows[::2], rows[1::2], strict=True)

@@ -147,14 +147,12 @@ def _foreign_rules() -> str:
     )
 
 
-def compare_programs(rows: Sequence[Row]) -> Iterator[str]:
-    """How many times more the second program took or held, for every size both were measured at."""
-    for ours, theirs in zip(rows[::2], rows[1::2], strict=False):
-        if ours["program"] != theirs["program"]:
-            figures = [name for name in ours if name in theirs and isinstance(ours[name], float)]
-            shown = ", ".join(f"{name} {theirs[name] / ours[name]:.1f}x" for name in figures)
-            size = f"{ours['services']}x{ours['endpoints']}, {ours['lists']} lists"
-            yield f"{theirs['program']} / {ours['program']} at {size}: {shown}"
+def compare_programs(ours: Row, theirs: Row) -> str:
+    """How many times more the second program took or held at one size."""
+    figures = [name for name in ours if name in theirs and isinstance(ours[name], float)]
+    shown = ", ".join(f"{name} {theirs[name] / ours[name]:.1f}x" for name in figures)
+    size = f"{ours['services']}x{ours['endpoints']}, {ours['lists']} lists"
+    return f"{theirs['program']} / {ours['program']} at {size}: {shown}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,19 +176,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def measure(measured: Sequence[Program], options: argparse.Namespace) -> tuple[str, list[Row]]:
-    """The name of the server, and a row for each program at each size."""
-    rows: list[Row] = []
+def measure(measured: Sequence[Program], options: argparse.Namespace) -> tuple[str, list[list[Row]]]:
+    """The name of the server, and for every size a row for each program, in order."""
+    sizes: list[list[Row]] = []
     name = ""
     for lists in options.lists.split(","):
         for size in options.sizes.split(","):
             with run_server(lists) as (server, network, _):
                 each = argparse.Namespace(**{**vars(options), "lists": lists})
-                for row in Run(network, server, each, size).rows(measured):
-                    rows.append(row)
-                    print_row(row)
+                sizes.append(list(Run(network, server, each, size).rows(measured)))
                 name = server.name
-    return name, rows
+            for row in sizes[-1]:
+                print_row(row)
+    return name, sizes
 
 
 def run(options: argparse.Namespace) -> Any:
@@ -201,7 +199,9 @@ def run(options: argparse.Namespace) -> Any:
         options.sizes, options.lists, options.changes = SIZING, STREAMED, 0
     if options.large or options.sizing or options.host_checks:
         measured = [program for program in measured if program.name == OURS]
-    name, rows = measure(measured, options)
-    for line in compare_programs(rows):
-        print(line)
+    name, sizes = measure(measured, options)
+    if len(measured) > 1:
+        for ours, theirs in sizes:
+            print(compare_programs(ours, theirs))
+    rows = [row for found in sizes for row in found]
     return {"server": f"{name}; load average {os.getloadavg()[0]:.1f}", "whole_process": rows}
