@@ -20,7 +20,7 @@ from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth
 from pointsman.node.share_adjuster import ShareAdjuster
 from pointsman.obs.log import get_log
-from pointsman.sync.loop import SyncListener, SyncLoop
+from pointsman.sync.loop import SyncListener, SyncLoop, read_cpu_time
 from pointsman.sync.pacing import FULL_SYNC_INTERVAL_SECONDS, Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
 from pointsman.waiting import compute_pause
@@ -73,6 +73,7 @@ class FamilyProxy:
         """One comparison at a time: more of them would take CPU time from syncs."""
         self.comparing_cpu = CpuMeter()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
+        self._thread_cpu = CpuMeter()
         self.loop = SyncLoop(
             tracker,
             Reconciler(backend, count_services=count_services, families=families),
@@ -80,6 +81,7 @@ class FamilyProxy:
             context=context,
             run_blocking=self.run_blocking,
             listeners=listeners,
+            read_cpu_time=lambda: read_cpu_time() + self._thread_cpu.total,
         )
         self.shares = ShareAdjuster(tracker, self.loop.request)
 
@@ -109,7 +111,7 @@ class FamilyProxy:
         def watched() -> T:
             self._health.on_worker_busy(self.family)
             try:
-                return call()
+                return self._thread_cpu.run(call)
             finally:
                 self._health.on_worker_idle(self.family)
 

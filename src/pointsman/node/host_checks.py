@@ -1,7 +1,8 @@
 """Checks of the host that run beside the syncs: facts are read on a background thread, conditions pushed to the board.
 
 The cost is bounded: the pause after a round is at least fifty times as long as the CPU time that the round took, chains of other programs
-are read only after the ruleset changed, and endpoints are grouped only after a sync. What one round finds counts when the next one
+are read only after the ruleset changed, and endpoints are grouped only after a sync, at most once in five hundred times the CPU time that
+it takes. What one round finds counts when the next one
 finds it again: a firewall that is being reloaded, or a pod that is being removed, raises nothing.
 """
 
@@ -40,6 +41,8 @@ from pointsman.waiting import compute_pause
 CHECK_INTERVAL_SECONDS: Final = 3.0
 MAX_INTERVAL_SECONDS: Final = 60.0
 PAUSE_FACTOR: Final = 50
+OVERVIEW_PAUSE_FACTOR: Final = 500
+"""The same for what takes time in proportion to all endpoints, whatever changed."""
 
 _log = get_log(__name__)
 
@@ -62,6 +65,15 @@ class _Input(NamedTuple):
     version: tuple[object, ...]
     """Changes with the endpoints."""
     states: Mapping[ServicePortName, PortState]
+
+
+class _Grouping(NamedTuple):
+    """The endpoints of one IP family, as of one version."""
+
+    version: tuple[object, ...] = ()
+    groups: EndpointGroups = EndpointGroups()
+    until: float = 0.0
+    """Not grouped again before this time (monotonic)."""
 
 
 class _Round(NamedTuple):
@@ -87,7 +99,7 @@ class HostChecks:
         self.rounds, self._cpu = 0, CpuMeter()
         self._proxy, self._host, self._check_machine = proxy, host, check_machine
         self._recorder, self._interval = recorder, interval
-        self._groups: dict[Family, tuple[tuple[object, ...], EndpointGroups]] = {}
+        self._groupings: dict[Family, _Grouping] = {}
         self._views: dict[Family, HostView] = {}
         """As of the last round."""
         self._reverse_path: deque[tuple[float, int]] = deque()
@@ -170,10 +182,7 @@ class HostChecks:
 
     def _look(self, one: _Input) -> HostView:
         family = one.context.family
-        version, groups = self._groups.get(family, ((), EndpointGroups()))
-        if version != one.version:
-            groups = group_endpoints(one.states.values(), one.own_addresses, one.context.balancing)
-            self._groups[family] = (one.version, groups)
+        groups = self._group(one)
         ends = {end for group in groups.forwarded for end in (group.low, group.high)}
         facts = self._host.look(family, sorted(ends | groups.local.addresses))
         view = HostView(
@@ -194,6 +203,18 @@ class HostChecks:
         drops = last.drops if last is not None and is_same else tuple(find_foreign_drops(view))
         self._views[family] = msgspec.structs.replace(view, drops=drops)
         return self._views[family]
+
+    def _group(self, one: _Input) -> EndpointGroups:
+        last = self._groupings.get(one.context.family, _Grouping())
+        if last.version == one.version or time.monotonic() < last.until:
+            return last.groups
+        meter = CpuMeter()
+        groups = meter.run(
+            lambda: group_endpoints(one.states.values(), one.own_addresses, one.context.balancing)
+        )
+        until = time.monotonic() + compute_pause(meter.last, OVERVIEW_PAUSE_FACTOR, 0.0, MAX_INTERVAL_SECONDS)
+        self._groupings[one.context.family] = _Grouping(one.version, groups, until)
+        return groups
 
     def _count_reverse_path_drops(self, facts: HostFacts) -> int:
         """Return how many packets were dropped lately."""

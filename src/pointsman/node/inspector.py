@@ -32,7 +32,7 @@ from pointsman.node.family import FamilyProxy
 from pointsman.node.host_checks import (
     CHECK_INTERVAL_SECONDS,
     MAX_INTERVAL_SECONDS,
-    PAUSE_FACTOR,
+    OVERVIEW_PAUSE_FACTOR,
     HostChecks,
     Obstruction,
 )
@@ -157,7 +157,9 @@ class Inspector:
         )
         while True:
             await asyncio.sleep(
-                compute_pause(self._cpu.last, PAUSE_FACTOR, CHECK_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS)
+                compute_pause(
+                    self._cpu.last, OVERVIEW_PAUSE_FACTOR, CHECK_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS
+                )
             )
             await self._count_states()
 

@@ -58,9 +58,9 @@ class SyncListener:
 
 
 def read_cpu_time() -> float:
-    """Return the CPU seconds of this process and of the programs that it ran."""
+    """Return the CPU seconds of this thread and of the programs that this process ran."""
     programs = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + programs.ru_utime + programs.ru_stime
+    return time.thread_time() + programs.ru_utime + programs.ru_stime
 
 
 async def merge_in_steps(tracker: Tracker) -> None:
@@ -86,8 +86,9 @@ class SyncLoop:
         context: Callable[[], NodeContext],
         run_blocking: RunBlocking,
         listeners: Sequence[SyncListener],
-        read_cpu_time: Callable[[], float] = read_cpu_time,
+        read_cpu_time: Callable[[], float],
     ) -> None:
+        """`read_cpu_time` returns the CPU seconds of the event loop, the worker thread and programs, but of no other thread."""
         self.pacer = pacer
         self.unsynced: frozenset[ServicePortName] = frozenset()
         """Service ports taken from the tracker that the kernel has not accepted yet."""

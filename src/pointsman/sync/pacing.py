@@ -1,9 +1,9 @@
 """Time of the next sync: bursts of two, then one per pause, retries with back-off, a full sync per hour.
 
 The pause is minSyncPeriod or, where that is not set, follows from what the last sync cost: cheap syncs follow each other within
-milliseconds, expensive ones once per second. The cost is the CPU time of the whole process and of the programs of iptables mode. It
-includes the kernel's work, our own bookkeeping and the decoding of further changes of a burst, and does not grow, as the duration
-would, where other processes of the node take CPU time.
+milliseconds, expensive ones once per second. The cost is the CPU time of the event loop, of the worker thread and of the programs of
+iptables mode. It includes the kernel's work, our own bookkeeping and the decoding of further changes of a burst. It does not grow, as
+the duration would, where other processes of the node or background checks of this one take CPU time.
 
 Pure functions of a clock value, so that the loop around them can be tested in virtual time.
 """
