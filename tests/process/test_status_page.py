@@ -175,7 +175,7 @@ def test_a_page_that_is_not_asked_for_reads_no_kernel(tmp_path: Path) -> None:
         assert page["traffic"] == []
         wait_until(lambda: json.loads(fetched(quiet, "/services.json").body)["traffic"])
         quiet.traffic.failure = KernelError("no permission")
-        wait_until(lambda: "no permission" in json.loads(fetched(quiet, "/services.json").body)["notes"][0])
+        wait_until(lambda: "no permission" in str(json.loads(fetched(quiet, "/services.json").body)["notes"]))
 
 
 def test_several_rows_stay_open_and_the_focus_stays_while_the_page_refreshes(
@@ -203,6 +203,9 @@ def test_the_timeline_is_filtered_by_service_and_says_when_it_broke(
     assert "1 removed (10.244.1.5); usable 1 -> 0" in event
     browser.evaluate("filterEvents('no such event')")
     assert "No event matches the filter" in browser.text()
+    shown = opened(browser, proxy, "svc-042")
+    assert re.search(r"down\s+since \d\d:\d\d:\d\d", shown), "the row itself says when it broke"
+    assert browser.evaluate("document.querySelectorAll('.detail .finding').length") == 1, "it is open"
     proxy.put(factory.endpoint_slice("10.244.1.5", name="s42", service_name="svc-042"))
 
 

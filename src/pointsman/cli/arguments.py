@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pointsman.app.offline import Planned
     from pointsman.config.options import RunOptions
     from pointsman.machine.host_facts import LinuxMachine
-    from pointsman.report.service_list import ListQuery
     from pointsman.screen import Screen
 
 T = TypeVar("T")
@@ -172,15 +171,6 @@ def add_offline(to: Parser, *, required: bool) -> None:
     to.epilog = "Also accepts the flags of `pointsman run`, such as --config and --cluster-cidr."
 
 
-def add_services(to: argparse.ArgumentParser) -> None:
-    to.add_argument(
-        "services",
-        nargs="*",
-        metavar="SERVICE",
-        help="NAME or NAMESPACE/NAME; * and ? are wildcards; default: all",
-    )
-
-
 def add_namespace(to: argparse.ArgumentParser, *, everywhere: str = "") -> None:
     """Add -n and -A; `everywhere` is the namespace that means all."""
     to.add_argument("-n", "--namespace", default="", help="namespace of names without one")
@@ -196,7 +186,12 @@ def add_namespace(to: argparse.ArgumentParser, *, everywhere: str = "") -> None:
 
 def add_selection(to: argparse.ArgumentParser, sorts: Collection[str] = ()) -> None:
     """Add what selects Services: names, -n, -A, -l, and where there is a choice --sort-by."""
-    add_services(to)
+    to.add_argument(
+        "services",
+        nargs="*",
+        metavar="SERVICE",
+        help="NAME or NAMESPACE/NAME; * and ? are wildcards; default: all",
+    )
     add_namespace(to)
     to.add_argument(
         "-l", "--selector", default="", help="only Services with these labels, such as app=web,tier!=test"
@@ -213,24 +208,16 @@ def is_narrowed(given: argparse.Namespace) -> bool:
     return bool(given.services or given.namespace or given.selector)
 
 
-def build_query(given: argparse.Namespace, **more: Any) -> ListQuery:
-    """Return the query for what `add_selection` selected; raises BadSelector."""
-    from pointsman.report.labels import parse_selector
-    from pointsman.report.service_list import ListQuery
+def build_query(given: argparse.Namespace, kind: Callable[..., T], **more: object) -> T:
+    """Return a `ServiceSelection` of that kind for what `add_selection` selected; raises BadSelector.
 
-    return ListQuery(
-        namespace=given.namespace,
-        selector=parse_selector(given.selector),
-        names=split_service_names(given),
-        **more,
-    )
-
-
-def split_service_names(given: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names from `add_services`; commas separate names as blanks do, and `svc/web` is `web`."""
+    Commas separate names as blanks do, and `svc/web` is `web`.
+    """
     from pointsman.explain.target import drop_kind
+    from pointsman.report.labels import parse_selector
 
-    return tuple(drop_kind(name) for word in given.services for name in word.split(",") if name)
+    names = tuple(drop_kind(name) for word in given.services for name in word.split(",") if name)
+    return kind(namespace=given.namespace, selector=parse_selector(given.selector), names=names, **more)
 
 
 def add_live(to: argparse.ArgumentParser) -> None:
@@ -264,6 +251,10 @@ def add_output(to: argparse.ArgumentParser, *more: str) -> None:
         help=f"{', '.join(formats)}; default text",
     )
     add_colour(to)
+
+
+def add_no_headers(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--no-headers", action="store_true", help="omit headings")
 
 
 def add_colour(to: argparse.ArgumentParser) -> None:

@@ -11,14 +11,14 @@ import msgspec
 from pointsman.cli.arguments import (
     Parser,
     add_live,
-    add_namespace,
+    add_no_headers,
     add_output,
-    add_services,
+    add_selection,
+    build_query,
     create_parser,
     print_answer,
     print_json_lines,
     run_guarded,
-    split_service_names,
 )
 from pointsman.cli.control_client import ask
 from pointsman.cli.live import poll
@@ -35,8 +35,7 @@ hundred events in memory; they are lost when it exits."""
 
 def build_parser() -> Parser:
     made = create_parser("events", _ABOUT)
-    add_services(made)
-    add_namespace(made)
+    add_selection(made)
     made.add_argument(
         "-w",
         "--watch",
@@ -44,6 +43,7 @@ def build_parser() -> Parser:
         help="keep running and show new events; an updated event is shown again",
     )
     add_output(made)
+    add_no_headers(made)
     add_live(made)
     return made
 
@@ -58,13 +58,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    query = HistoryQuery(given.namespace, split_service_names(given))
+    query = build_query(given, HistoryQuery)
     found = _ask(given, query)
     if given.watch:
-        _show(given, found.events, heading=True)
+        _show(given, found.events, heading=not given.no_headers)
         _watch(given, query, found.revision)
     elif found.events or given.output != "text":
-        print_answer(given, found, lambda answer, screen: render_history(answer.events, screen))
+        heading = not given.no_headers
+        print_answer(
+            given, found, lambda answer, screen: render_history(answer.events, screen, heading=heading)
+        )
     else:
         sys.stderr.write("pointsman events: no event matches\n")
     return 0 if found.events else 1

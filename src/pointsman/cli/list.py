@@ -13,6 +13,7 @@ import msgspec
 from pointsman.cli.arguments import (
     Parser,
     add_live,
+    add_no_headers,
     add_offline,
     add_output,
     add_selection,
@@ -57,7 +58,7 @@ def build_parser() -> Parser:
         help="only service ports in this state; may be repeated",
     )
     add_output(made, "wide", "name", _CUSTOM)
-    made.add_argument("--no-headers", action="store_true", help="omit headings")
+    add_no_headers(made)
     made.add_argument(
         "-w", "--watch", action="store_true", help="keep running and list changes with their time"
     )
@@ -80,6 +81,7 @@ def main(argv: Sequence[str]) -> int:
 def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
     query = build_query(
         given,
+        ListQuery,
         states=tuple(map(State, given.state)),
         sort=given.sort_by,
         detailed=given.output not in ("text", "name"),

@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from pointsman.report.labels import ServiceLabels
+    from pointsman.report.labels import ServiceLabels, ServiceSelection
     from pointsman.simulate.report import Limits, build_report
     from pointsman.simulate.traffic import simulate
     from pointsman.simulate.whatif import WhatIf
@@ -131,14 +131,14 @@ def _simulate(given: argparse.Namespace) -> int:
     cluster = read_cluster("simulate", given)
     if not cluster.nodes:
         raise ConfigError(["there are no Nodes: where clients and zones are is not known"])
-    query = build_query(given)
+    selection = build_query(given, ServiceSelection)
     change = WhatIf(
         load_manifests("simulate", given.apply) if given.apply else (), given.set, given.scale, given.remove
     )
 
     def run(one: Cluster) -> Simulation:
         labels = ServiceLabels(one.services.values())
-        return simulate(one, _weigh(one, given.clients), lambda name: query.matches(name, labels))
+        return simulate(one, _weigh(one, given.clients), lambda name: selection.matches(name.key, labels))
 
     current = run(cluster)
     changed = run(change.apply_to(cluster)) if change else None

@@ -22,6 +22,7 @@ from pointsman.backends import mode_named
 from pointsman.cli.arguments import (
     Parser,
     add_live,
+    add_no_headers,
     add_output,
     add_selection,
     build_query,
@@ -84,6 +85,7 @@ def build_parser() -> Parser:
     )
     readings.add_argument("--once", action="store_true", help="the same as --count 1")
     add_output(made)
+    add_no_headers(made)
     add_live(made)
     return made
 
@@ -106,7 +108,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def _run(given: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise PointsmanError("reading the kernel's flows needs root: use sudo")
-    reader = TrafficReader(given.control_socket, build_query(given, detailed=True))
+    reader = TrafficReader(given.control_socket, build_query(given, ListQuery, detailed=True))
     if not reader.finds_services and is_narrowed(given):
         sys.stderr.write("pointsman top: no Service matches\n")
         return 1
@@ -122,13 +124,19 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def is_interactive(given: argparse.Namespace) -> bool:
-    return not given.count and given.output == "text" and sys.stdin.isatty() and sys.stdout.isatty()
+    return (
+        not given.count
+        and not given.no_headers
+        and given.output == "text"
+        and sys.stdin.isatty()
+        and sys.stdout.isatty()
+    )
 
 
 def print_report(given: argparse.Namespace, report: TrafficReport) -> None:
     """Print one report, in the order and the format asked for."""
     report = msgspec.structs.replace(report, ports=sort_ports(report.ports, given.sort_by))
-    print_answer(given, report, render_traffic)
+    print_answer(given, report, partial(render_traffic, headings=not given.no_headers))
     sys.stdout.flush()
 
 

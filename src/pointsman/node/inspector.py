@@ -196,8 +196,8 @@ class Inspector:
 
     def history(self, query: HistoryQuery) -> HistoryReport:
         """Return the events that the query selects."""
-        history = self._proxy.history
-        return build_history(self._proxy.node.name, history.revision, history.list_events(), query)
+        history, labels = self._proxy.history, self._proxy.objects.labels
+        return build_history(self._proxy.node.name, history.revision, history.list_events(), query, labels)
 
     def _compute_version(self) -> str:
         """Return a value that differs after every sync, and when clients are blocked or no longer."""

@@ -21,8 +21,8 @@ from pointsman.report.samples import PlanPlaces, TrafficSamples
 from pointsman.report.traffic import Places, Reading, read_kernel
 
 INTERVAL_SECONDS, FIRST_INTERVAL_SECONDS = 5.0, 1.0
-IDLE_SECONDS = 30.0
-"""After the last request, sampling ends."""
+IDLE_SECONDS = 120.0
+"""After the last request, sampling ends and its figures are dropped."""
 MAX_FLOWS = 50_000
 """Flows remembered one by one, where the kernel does not count connections."""
 
@@ -59,13 +59,14 @@ class TrafficSampler:
         """Sample whenever wanted, until cancelled."""
         while True:
             await self._wanted.wait()
+            notes: tuple[str, ...] = ()
             try:
                 await self._sample()
             except KernelError as error:
-                self._kept.notes = (f"the kernel cannot be read: {error}",)
+                notes = (f"the kernel cannot be read: {error}",)
                 _log.warning("Cannot sample traffic", err=error)
             self._wanted.clear()
-            self._kept.clear()
+            self._kept = TrafficSamples(notes)
             if sum(len(family.tracker.states) for family in self._proxy.families.values()) >= _MANY_PLANS:
                 await asyncio.to_thread(trim_heap)
 

@@ -9,19 +9,16 @@ import msgspec
 
 from pointsman.model.findings import Severity
 from pointsman.model.history import EventKind, HistoryEvent
-from pointsman.report.service_list import is_named
+from pointsman.report.labels import ServiceLabels, ServiceSelection
 from pointsman.screen import PLAIN, Screen, Table, Tone, lay_out
 from pointsman.wording.history import describe_event
 
 _TONES = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.WARNING, Severity.NOTICE: None}
 
 
-class HistoryQuery(msgspec.Struct, frozen=True):
-    """Which events to show."""
+class HistoryQuery(ServiceSelection, frozen=True):
+    """Which events to show; without a selection, those of the proxy and its node as well."""
 
-    namespace: str = ""
-    names: tuple[str, ...] = ()
-    """Globs, each for a name or for NAMESPACE/NAME of a Service; none: all events."""
     since: int = 0
     """The revision of an earlier answer: only events that are new or changed since."""
 
@@ -36,16 +33,15 @@ class HistoryReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def build_history(
-    node: str, revision: int, events: Iterable[HistoryEvent], query: HistoryQuery
+    node: str, revision: int, events: Iterable[HistoryEvent], query: HistoryQuery, labels: ServiceLabels
 ) -> HistoryReport:
-    found = (event for event in events if event.revision > query.since and _matches(event, query))
+    found = (
+        event
+        for event in events
+        if event.revision > query.since
+        and (query.is_everything or (event.service and query.matches(event.service, labels)))
+    )
     return HistoryReport(node, revision, tuple(map(describe_event, found)))
-
-
-def _matches(event: HistoryEvent, query: HistoryQuery) -> bool:
-    if not query.namespace and not query.names:
-        return True
-    return bool(event.service) and is_named(event.service, query.namespace, query.names)
 
 
 def render_history(events: Sequence[HistoryEvent], screen: Screen = PLAIN, *, heading: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Labels of Services, and the selectors people write to choose among them. Pure.
+"""Which Services a question is about: by name, namespace and labels. Pure.
 
 The trackers have no use for labels, so they are kept beside them, packed, for each Service that has any.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -68,10 +69,6 @@ def _parse_requirement(match: re.Match[str]) -> Requirement:
     return Requirement(match["existing"], wanted=not match["absent"])
 
 
-def is_selected(labels: Mapping[str, str], selector: Selector) -> bool:
-    return all(requirement.is_fulfilled_by(labels) for requirement in selector)
-
-
 class ServiceLabels:
     """The labels of every Service that has any, by key (`namespace/name`)."""
 
@@ -107,3 +104,26 @@ class ServiceLabels:
     def get(self, key: str) -> dict[str, str]:
         packed = self._packed.get(key)
         return msgspec.json.decode(packed, type=dict[str, str]) if packed else {}
+
+
+class ServiceSelection(msgspec.Struct, frozen=True):
+    """Services to answer about."""
+
+    namespace: str = ""
+    selector: Selector = ()
+    names: tuple[str, ...] = ()
+    """Globs, each for a name or for NAMESPACE/NAME; none: all."""
+
+    @property
+    def is_everything(self) -> bool:
+        return not (self.namespace or self.selector or self.names)
+
+    def matches(self, key: str, labels: ServiceLabels) -> bool:
+        """Whether a Service (`namespace/name`) is one of them."""
+        namespace, _, name = key.partition("/")
+        if self.namespace not in ("", namespace):
+            return False
+        if self.names and not any(fnmatchcase(key if "/" in glob else name, glob) for glob in self.names):
+            return False
+        found = labels.get(key) if self.selector else {}
+        return all(requirement.is_fulfilled_by(found) for requirement in self.selector)

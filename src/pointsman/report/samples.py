@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,14 +15,11 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity as EndpointIdentity
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.report.traffic import Reading, Tally
+from pointsman.report.traffic import Reading, Tally, TallyKey
 
 MAX_SAMPLES = 60
 MAX_SERIES = 2000
 """Service ports and endpoints whose rates are kept over time, about 1 MiB; others have only their latest figures."""
-
-_Key = tuple[Identity, str]
-"""A service port, and `ip:port` of an endpoint; empty for the service port as a whole."""
 
 
 class Figures(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,14 +63,14 @@ class PlanPlaces:
 class TrafficSamples:
     """The latest figures, and rates over time of the service ports and endpoints that have any."""
 
-    def __init__(self) -> None:
-        self.notes: tuple[str, ...] = ()
+    def __init__(self, notes: Sequence[str] = ()) -> None:
+        self.notes = tuple(notes)
         self._number = 0
         self._seconds = 1.0
-        self._new: Counter[_Key] = Counter()
-        self._open: Counter[_Key] = Counter()
+        self._new: Counter[TallyKey] = Counter()
+        self._open: Counter[TallyKey] = Counter()
         self._bytes: Counter[Identity] | None = None
-        self._series: dict[_Key, array[float]] = {}
+        self._series: dict[TallyKey, array[float]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -82,33 +79,22 @@ class TrafficSamples:
     def add(self, places: PlanPlaces, before: Reading, now: Reading, counting: Counting) -> None:
         """Add the sample between two readings."""
         tally = Tally(places.owners, before, now)
-        self._seconds = max(now.at - before.at, 0.001)
         self.notes = tuple(tally.list_notes(counting))
-        new, opened = Counter(tally.new), Counter(tally.open)
-        for (owner, place), number in tally.new.items():
-            if not place:
-                new[_total_of(owner[-1])] += number
-        for (owner, _), number in tally.open.items():
-            opened[owner, ""] += number
-            opened[_total_of(owner[-1])] += number
-        self._new, self._open = new, opened
-        sizes = Counter(tally.bytes)
-        for owner, number in tally.bytes.items():
-            sizes[_total_of(owner[-1])[0]] += number
-        self._bytes = sizes if any(sizes.values()) else None
+        self._seconds, self._new, self._open = tally.seconds, tally.new, tally.open
+        self._bytes = tally.bytes if any(tally.bytes.values()) else None
+        for counts in (self._new, self._open):
+            for owner, number in [(owner, number) for (owner, place), number in counts.items() if not place]:
+                counts[_total_of(owner[-1]), ""] += number
+        for owner, number in list((self._bytes or {}).items()):
+            tally.bytes[_total_of(owner[-1])] += number
         self._append()
-
-    def clear(self) -> None:
-        """Forget the latest figures; the rates over time stay."""
-        self._new, self._open, self._bytes = Counter(), Counter(), None
 
     def find(self, owner: Identity, endpoint: str = "") -> Figures:
         key = (owner, endpoint)
-        has_bytes = self._bytes is not None and not endpoint
         return Figures(
             round(self._new[key] / self._seconds, 2),
             self._open[key],
-            round(self._bytes[owner] / self._seconds) if has_bytes and self._bytes is not None else None,
+            None if self._bytes is None or endpoint else round(self._bytes[owner] / self._seconds),
             self._list_rates(key),
         )
 
@@ -117,7 +103,7 @@ class TrafficSamples:
         return self._new[owner, ""], self._open[owner, ""]
 
     def find_total(self, family: Family) -> Figures:
-        return self.find(*_total_of(family.value))
+        return self.find(_total_of(family.value))
 
     def find_service(self, service: str) -> ServiceFigures:
         """Return the figures of all endpoints of a Service that have traffic."""
@@ -144,7 +130,7 @@ class TrafficSamples:
                 self._series[key] = array("f", bytes(4 * MAX_SAMPLES))
             self._series[key][place] = number / self._seconds
 
-    def _list_rates(self, key: _Key) -> tuple[float, ...]:
+    def _list_rates(self, key: TallyKey) -> tuple[float, ...]:
         series = self._series.get(key)
         if series is None:
             return ()
@@ -152,6 +138,6 @@ class TrafficSamples:
         return tuple(round(series[n % MAX_SAMPLES], 2) for n in range(first, self._number))
 
 
-def _total_of(family: str) -> _Key:
+def _total_of(family: str) -> Identity:
     """The key under which the figures of all service ports of a family are kept."""
-    return (("", "", "", family), "")
+    return ("", "", "", family)

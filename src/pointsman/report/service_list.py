@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.decision import WORST_FIRST, State
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.report.labels import Selector, ServiceLabels, is_selected
+from pointsman.report.labels import ServiceLabels, ServiceSelection
 
 if TYPE_CHECKING:
     from pointsman.report.samples import Figures, TrafficSamples
@@ -92,21 +91,9 @@ def _list_entries(view: View) -> Iterator[Entry]:
             yield Entry(name, family, family.plans.get(name), view.mode)
 
 
-def is_named(key: str, namespace: str, globs: Sequence[str]) -> bool:
-    """Whether a Service is in the namespace, if one is given, and matches a glob for NAME or NAMESPACE/NAME, if there are any."""
-    own_namespace, _, name = key.partition("/")
-    if namespace not in ("", own_namespace):
-        return False
-    return not globs or any(fnmatchcase(key if "/" in glob else name, glob) for glob in globs)
-
-
-class ListQuery(msgspec.Struct, frozen=True):
+class ListQuery(ServiceSelection, frozen=True):
     """Which service ports to list, and how much about each."""
 
-    namespace: str = ""
-    selector: Selector = ()
-    names: tuple[str, ...] = ()
-    """Globs, each for a name or for NAMESPACE/NAME; none: all."""
     states: tuple[State, ...] = ()
     """None: all."""
     detailed: bool = False
@@ -114,11 +101,6 @@ class ListQuery(msgspec.Struct, frozen=True):
     """One of `SORTS`."""
     since: str = ""
     """The version of an earlier answer."""
-
-    def matches(self, name: ServicePortName, labels: ServiceLabels) -> bool:
-        if not is_named(name.key, self.namespace, self.names):
-            return False
-        return not self.selector or is_selected(labels.get(name.key), self.selector)
 
 
 class ServiceList(msgspec.Struct, frozen=True, rename="camel"):
@@ -151,7 +133,7 @@ class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
 
 def build_list(view: View, labels: ServiceLabels, query: ListQuery, version: str = "") -> ServiceList:
     """Return all service ports that match; one that is not served at all is down."""
-    found = [entry for entry in _list_entries(view) if query.matches(entry.name, labels)]
+    found = [entry for entry in _list_entries(view) if query.matches(entry.name.key, labels)]
     if query.states:
         found = [entry for entry in found if entry.state in query.states]
     found.sort(key=_sort_key(query.sort))

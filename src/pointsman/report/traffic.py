@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import msgspec
@@ -21,11 +22,13 @@ from pointsman.text import format_count
 
 Owners = Mapping[FrontendKey, Identity]
 """Whose frontend it is, in one IP family."""
+TallyKey = tuple[Identity, str]
+"""A service port, and `ip:port` of an endpoint; empty for the service port as a whole."""
 
-_COLUMNS = ["SERVICE, ENDPOINT", "PORT", "CONN/S", "OPEN", "SHARE", "", "STATE", "POD", "NODE"]
-_NUMBERS = frozenset((2, 3, 4))
-_OPTIONAL = (8, 1, 6, 7, 5)
-"""Node, port, state, pod, bar: left out in this order on a narrow screen."""
+_COLUMNS = ["SERVICE, ENDPOINT", "CONN/S", "OPEN", "SHARE", "", "STATE", "POD", "NODE"]
+_NUMBERS = frozenset((1, 2, 3))
+_OPTIONAL = (7, 4, 6, 5)
+"""Node, bar, pod, state: left out in this order on a narrow screen."""
 _BAR_WIDTH = 10
 READ_SECONDS = 5.0
 """For the flows of one IP family; what cannot be read in that time is left out."""
@@ -116,10 +119,12 @@ def build_traffic_report(
     directory: Directory, before: Reading, now: Reading, *, node: str, mode: Mode
 ) -> TrafficReport:
     """Return the figures between two readings."""
-    seconds = max(now.at - before.at, 0.001)
     tally = Tally(directory.owners, before, now)
-    ports = sort_ports((_measure_port(row, tally, seconds) for row in directory.rows), "rate")
-    return TrafficReport(node, mode.name, seconds, ports, tuple(tally.list_notes(mode.counting)))
+    seen = tally.list_endpoints()
+    ports = sort_ports(
+        (_measure_port(row, tally, seen.get(row.identity, set())) for row in directory.rows), "rate"
+    )
+    return TrafficReport(node, mode.name, tally.seconds, ports, tuple(tally.list_notes(mode.counting)))
 
 
 class Tally:
@@ -128,32 +133,39 @@ class Tally:
     def __init__(self, owners: Mapping[str, Owners], before: Reading, now: Reading) -> None:
         self.counted: dict[str, bool] = {}
         """By IP family: whether the kernel counted new connections."""
-        self.open: Counter[tuple[Identity, str]] = Counter()
-        self.new: Counter[tuple[Identity, str]] = Counter()
-        """By endpoint; the empty key is the service port as a whole."""
+        self.seconds = max(now.at - before.at, 0.001)
+        self.open: Counter[TallyKey] = Counter()
+        self.new: Counter[TallyKey] = Counter()
         self.bytes: Counter[Identity] = Counter()
         """Of both directions, where they are counted."""
-        self.seen: dict[Identity, set[str]] = {}
-        """The endpoints with any figure, by service port."""
         self.is_partial = any(count.is_partial for count in (*before.flows.values(), *now.flows.values()))
         for family, flows in now.flows.items():
             for (owner, endpoint), number in flows.open.items():
                 self.open[owner, host_port_text(*endpoint)] = number
+                self.open[owner, ""] += number
             counts, earlier = now.counts.get(family), before.counts.get(family)
             self.counted[family] = counts is not None and earlier is not None
             if counts is not None and earlier is not None:
                 self._add_counts(owners.get(family, {}), counts, earlier)
             elif family in before.flows:
                 self._add_new(flows, before.flows[family])
-        for owner, place in self.open.keys() | self.new.keys():
-            if place:
-                self.seen.setdefault(owner, set()).add(place)
+
+    def list_endpoints(self) -> dict[Identity, set[str]]:
+        """Return the endpoints with any figure, by service port."""
+        seen: dict[Identity, set[str]] = {}
+        for owner, endpoint in self.open.keys() | self.new.keys():
+            if endpoint:
+                seen.setdefault(owner, set()).add(endpoint)
+        return seen
 
     def list_notes(self, counting: Counting) -> Iterator[str]:
-        """Return what the figures do not hold."""
-        note = counting.limits if all(self.counted.values()) else counting.missing
-        if note:
-            yield note
+        """Yield what the figures do not hold."""
+        if not all(self.counted.values()):
+            yield counting.missing
+        elif {owner for owner, place in +self.new if not place} - {
+            owner for owner, place in self.new if place
+        }:
+            yield counting.limits
         if self.is_partial:
             yield "there are more tracked flows than can be read in the time allowed: figures are of a part of them"
 
@@ -185,28 +197,26 @@ def _sum_counts(counts: Iterable[Count]) -> dict[tuple[int, bytes, int, str], tu
     return summed
 
 
-def _measure_port(port: ServicePortReport, tally: Tally, seconds: float) -> ServicePortReport:
+def _measure_port(port: ServicePortReport, tally: Tally, seen: AbstractSet[str]) -> ServicePortReport:
     """Add the figures; endpoints that are gone and still have connections are listed as well."""
     key = port.identity
     known = {endpoint.address for endpoint in port.endpoints}
-    gone = [
-        EndpointReport(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)
-    ]
+    gone = [EndpointReport(address, "", False, False) for address in sorted(seen - known)]
     endpoints = (*port.endpoints, *gone)
-    new = {endpoint.address: tally.new.get((key, endpoint.address), 0) for endpoint in endpoints}
-    opened = {endpoint.address: tally.open.get((key, endpoint.address), 0) for endpoint in endpoints}
+    new = {endpoint.address: tally.new[key, endpoint.address] for endpoint in endpoints}
+    opened = {endpoint.address: tally.open[key, endpoint.address] for endpoint in endpoints}
     counted, by_count = tally.counted.get(port.family, False), any(new.values())
     shared = new if by_count else opened
     total = sum(shared.values())
     per_endpoint = by_count or not counted
 
     def measure(address: str) -> Traffic:
-        rate = new[address] / seconds if per_endpoint else None
+        rate = new[address] / tally.seconds if per_endpoint else None
         return Traffic(opened[address], rate, counted, shared[address] / total if total else 0.0)
 
     return msgspec.structs.replace(
         port,
-        traffic=Traffic(sum(opened.values()), tally.new.get((key, ""), 0) / seconds, counted),
+        traffic=Traffic(tally.open[key, ""], tally.new[key, ""] / tally.seconds, counted),
         endpoints=tuple(msgspec.structs.replace(one, traffic=measure(one.address)) for one in endpoints),
     )
 
@@ -271,25 +281,22 @@ def is_idle(measured: Traffic | None) -> bool:
     return measured is None or not (measured.open or measured.connections_per_second)
 
 
-def fit_traffic_rows(rows: Iterable[list[str]], screen: Screen) -> list[str]:
+def fit_traffic_rows(rows: Iterable[Sequence[str]], screen: Screen) -> list[str]:
     """Return the heading and these rows as one line each."""
     return fit_rows([_COLUMNS, *rows], screen, numbers=_NUMBERS, optional=_OPTIONAL)
 
 
 def build_traffic_rows(port: ServicePortReport, screen: Screen) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of one service port, each with the address of its endpoint; that of the port itself is empty."""
-    name = port.service if port.family == "IPv4" else f"{port.service} ({port.family})"
-    yield "", [name, port.port_text, *_build_figures(port.measured), "", "", port.state, "", ""]
+    name = port.name if port.family == Family.IPV4.value else f"{port.name} ({port.family})"
+    yield "", [name, *_build_figures(port.measured), "", "", port.state, "", ""]
     for endpoint in port.endpoints:
         measured = endpoint.traffic or Traffic(0, None)
         if endpoint.used or measured.open:
             bar = draw_bar(measured.share, screen, _BAR_WIDTH).rstrip()
             state = "" if endpoint.used else "unused"
             figures = (*_build_figures(measured), f"{measured.share:.0%}", bar)
-            yield (
-                endpoint.address,
-                [f"  {endpoint.address}", "", *figures, state, endpoint.pod, endpoint.node],
-            )
+            yield endpoint.address, [f"  {endpoint.address}", *figures, state, endpoint.pod, endpoint.node]
 
 
 def _build_figures(measured: Traffic) -> tuple[str, str]:
@@ -298,15 +305,12 @@ def _build_figures(measured: Traffic) -> tuple[str, str]:
     return text, str(measured.open)
 
 
-def render_traffic(report: TrafficReport, screen: Screen = PLAIN) -> str:
-    """Return the table, the busiest first, and what its figures do not hold."""
-    content = [
-        f"{report.node}, {report.mode} mode, over {report.seconds:.1f} s",
-        "",
-        *fit_traffic_rows(
-            (row for port in report.ports for _, row in build_traffic_rows(port, screen)), screen
-        ),
-        "",
-        *(f"! {note}" for note in report.notes),
-    ]
-    return lay_out(content, screen)
+def render_traffic(report: TrafficReport, screen: Screen = PLAIN, *, headings: bool = True) -> str:
+    """Return the table in the order of the report, and what its figures do not hold; without headings only its rows."""
+    heading, *rows = fit_traffic_rows(
+        (row for port in report.ports for _, row in build_traffic_rows(port, screen)), screen
+    )
+    if not headings:
+        return lay_out(rows, screen)
+    title = f"{report.node}, {report.mode} mode, over {report.seconds:.1f} s"
+    return lay_out([title, "", heading, *rows, "", *(f"! {note}" for note in report.notes)], screen)

@@ -17,22 +17,22 @@ from pointsman.report.traffic import (
     is_idle,
     sort_ports,
 )
-from pointsman.screen import Screen, Tone
+from pointsman.screen import Screen, Table, Tone, lay_out
 from pointsman.text import escape
 
 _REVERSED = 7
 _LINES_AROUND = 3
 """Above and below the rows: a title, the heading, the footer."""
-_HELP = f"""
-  up, down, page up, page down, home, end   select a line
-  Enter                                     explain the selected Service
-  Esc                                       back to the table; remove the filter
-  /                                         filter by name, address, pod, node or state
-  s                                         sort by the next of {", ".join(SORTS)}
-  i                                         hide or show idle Services
-  space                                     pause or continue
-  q                                         quit
-"""
+_KEYS = (
+    ("up, down, page up, page down, home, end", "select a line"),
+    ("Enter", "explain the selected Service"),
+    ("Esc", "back to the table; remove the filter"),
+    ("/", "filter by name, address, pod, node or state"),
+    ("s", f"sort by the next of {', '.join(SORTS)}"),
+    ("i", "hide or show idle Services"),
+    ("space", "pause or continue"),
+    ("q", "quit"),
+)
 _TONES = {State.DOWN: Tone.BAD, State.PARTIAL: Tone.WARNING, State.HEALTHY: Tone.BOLD}
 
 
@@ -160,7 +160,8 @@ class TrafficView:
         elif key == "/":
             self._is_typing = True
         elif key == "?":
-            self.open_text("Keys", lambda _screen: _HELP)
+            notes = [f"! {note}" for note in self._report.notes]
+            self.open_text("Keys", lambda screen: lay_out([Table(_KEYS, heading=False), "", *notes], screen))
         self._options = changed
         return {"q": Request.QUIT, "enter": Request.EXPLAIN}.get(key)
 

@@ -143,6 +143,11 @@ def test_events_tell_when_a_service_broke_and_why(
     (event,) = json.loads(text)["events"]
     assert (event["kind"], event["severity"], event["service"]) == ("ServiceDown", "error", "default/web")
     assert event["parameters"]["removedNames"] == ["10.244.1.5"]
+    status, _, errors = output(["events", "-l", "app=web", *proxy.arguments], capsys)
+    assert (status, errors) == (1, "pointsman events: no event matches\n")
+    proxy.put(factory.service(metadata={"labels": {"app": "web"}}))
+    _, text, _ = output(["events", "-l", "app=web", "--no-headers", *proxy.arguments], capsys)
+    assert [line.split()[2:5] for line in text.splitlines()] == [["default/web", "IPv4", "ServiceDown"]]
     status, _, errors = output(["events", "-n", "nothing", *proxy.arguments], capsys)
     assert (status, errors) == (1, "pointsman events: no event matches\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests import factory
 
-from pointsman.report.labels import BadSelector, ServiceLabels, is_selected, parse_selector
+from pointsman.report.labels import BadSelector, ServiceLabels, ServiceSelection, parse_selector
 
 LABELS = {"app": "web", "tier": "front", "example.org/team": "shop", "empty": ""}
 
@@ -36,7 +36,8 @@ LABELS = {"app": "web", "tier": "front", "example.org/team": "shop", "empty": ""
     ],
 )
 def test_a_selector_chooses_by_labels(selector: str, chosen: bool) -> None:
-    assert is_selected(LABELS, parse_selector(selector)) is chosen
+    labels = ServiceLabels([factory.service(metadata={"labels": LABELS})])
+    assert ServiceSelection(selector=parse_selector(selector)).matches("default/web", labels) is chosen
 
 
 @pytest.mark.parametrize(

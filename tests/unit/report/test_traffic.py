@@ -116,16 +116,22 @@ def test_an_endpoint_that_is_gone_still_shows_its_flows() -> None:
     ("mode", "counts", "said"),
     [
         ("nftables", None, "--service-metrics"),
-        ("nftables", [], "session affinity"),
+        ("nftables", [Count(TCP, VIP, 80, 1)], "session affinity"),
         ("iptables", None, "counts no connections"),
-        ("ipvs", [], "not per endpoint"),
+        ("ipvs", [Count(TCP, VIP, 80, 1)], "not per endpoint"),
     ],
 )
 def test_what_is_not_counted_is_said(mode: str, counts: list[Count] | None, said: str) -> None:
-    readings = (reading(0, counts=counts), reading(1, counts=counts, partial=True))
+    readings = (reading(0, counts=counts and []), reading(1, counts=counts, partial=True))
     report = build_traffic_report(DIRECTORY, *readings, node="n1", mode=mode_named(mode))
     assert said in report.notes[0]
     assert "a part of them" in report.notes[1]
+
+
+def test_no_note_is_shown_where_every_endpoint_is_counted() -> None:
+    counts = [Count(TCP, VIP, 80, 1), Count(TCP, VIP, 80, 1, "10.244.1.1:8080")]
+    readings = (reading(0, counts=[]), reading(1, counts=counts))
+    assert build_traffic_report(DIRECTORY, *readings, node="n1", mode=mode_named("nftables")).notes == ()
 
 
 @pytest.mark.parametrize("width", [30, 60, 100, 200])
@@ -139,7 +145,8 @@ def test_columns_follow_the_width_and_endpoints_stay_indented(width: int) -> Non
         0,
         2,
     ]
-    assert ("PORT" in lines[0], "OPEN" in lines[0]) == (width > 60, True)
+    assert ("STATE" in lines[0], "OPEN" in lines[0]) == (width >= 60, True)
+    assert lines[1].startswith("default/web:http ") == (width > 30)
     assert msgspec.json.encode(report)
 
 

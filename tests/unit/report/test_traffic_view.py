@@ -66,9 +66,9 @@ def press(made: TrafficView, *keys: str) -> Request | None:
     return found
 
 
-def selected(made: TrafficView) -> str:
-    (line,) = REVERSED.findall("\n".join(shown(made)))
-    return str(line).split()[0]
+def selected(made: TrafficView, height: int = 12) -> str:
+    (line,) = REVERSED.findall("\n".join(shown(made, height=height)))
+    return str(line).split()[0].removesuffix(":http")
 
 
 def test_the_order_changes_with_s_and_idle_services_can_be_hidden() -> None:
@@ -120,8 +120,9 @@ def test_the_selected_line_is_always_on_the_screen() -> None:
     for key, expected in (("page down", 37), ("end", 59), ("page up", 22), ("home", 0)):
         shown(made, height=40)
         press(made, key)
-        (line,) = REVERSED.findall("\n".join(shown(made, height=40)))
-        assert line.split()[0] == (f"shop/s{expected // 2:02}" if expected % 2 == 0 else "10.244.1.3:80")
+        assert selected(made, height=40) == (
+            f"shop/s{expected // 2:02}" if expected % 2 == 0 else "10.244.1.3:80"
+        )
 
 
 def test_pausing_keeps_the_figures() -> None:
@@ -156,7 +157,9 @@ def test_help_names_every_key() -> None:
     press(made, "?")
     text = "\n".join(shown(made))
     for key in ("Enter", "Esc", "/", "space", "q", "page up"):
-        assert f"  {key}" in text or f", {key}" in text
+        assert f"\n{key} " in text or f", {key}" in text
+    assert "! a note" in text
+    assert all(len(line) <= 40 for line in shown(made, width=40, height=40))
 
 
 def test_an_error_is_shown_until_there_are_figures_again() -> None:
@@ -168,7 +171,7 @@ def test_an_error_is_shown_until_there_are_figures_again() -> None:
     assert "no proxy listens" not in shown(made)[-1]
 
 
-@pytest.mark.parametrize(("width", "columns"), [(30, "OPEN"), (60, "POD"), (100, "PORT"), (200, "NODE")])
+@pytest.mark.parametrize(("width", "columns"), [(30, "OPEN"), (50, "STATE"), (60, "POD"), (200, "NODE")])
 def test_columns_follow_the_width(width: int, columns: str) -> None:
     heading = COLOURS.sub("", shown(view(), width=width)[1])
     assert columns in heading

@@ -4,15 +4,14 @@ let timer = null;
 function familyCard(family, figures) {
   const good = family.history.filter((sync) => !sync.error).map((sync) => sync.seconds).sort((a, b) => a - b);
   const facts = [["Service ports", family.servicePorts.toLocaleString()], ["Endpoints", family.endpoints.toLocaleString()],
-    ["Since last sync", age(family.lastSyncAge)], ["Median sync", good.length ? duration(good[Math.floor(good.length / 2)]) : "–"],
     ...[["Pending", family.pending], ["Without local", family.withoutLocalEndpoints], ["Refused", Object.keys(family.rejected).length], ["Repaired", family.driftRepaired]].filter(([, value]) => value)];
   if (figures) {
     facts.unshift(["Connections/s", rate(figures.connectionsPerSecond), spark(figures.rates)], ["Open", figures.open.toLocaleString()]);
   }
   const list = make("dl", {}, ...facts.map(([name, value, drawing]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value), drawing))));
   const caption = family.history.length
-    ? `Last ${family.history.length === 1 ? "sync" : family.history.length + " syncs"}, logarithmic; slowest ${duration(Math.max(...family.history.map((sync) => sync.seconds)))}; ` +
-      "full ones in the stronger colour, failed ones red"
+    ? `Last sync ${ago(family.lastSyncAge)}; of the last ${family.history.length}: median ${good.length ? duration(good[Math.floor(good.length / 2)]) : "–"}, ` +
+      `slowest ${duration(Math.max(...family.history.map((sync) => sync.seconds)))} (logarithmic; full syncs stronger, failed ones red)`
     : "No sync yet";
   return make("div", { class: "card" }, make("div", {}, make("h2", {}, family.family), list),
     make("div", {}, chart(family.history), make("p", { class: "caption" }, caption)));
@@ -50,7 +49,7 @@ async function refresh() {
     await loadEvents();
     const totals = await showServices();
     showStatus(await status, totals);
-    byId("refreshed").textContent = "· refreshed " + new Date().toLocaleTimeString();
+    byId("refreshed").textContent = "· refreshed " + clock(Date.now() / 1000);
     // The first figures come from two readings of the kernel: they are there a little later.
     timer = setTimeout(refresh, Object.keys(totals || {}).length ? REFRESH : REFRESH / 3);
   } catch (error) {

@@ -1,4 +1,4 @@
-const PAGE = 50, MAX_ENDPOINTS = 100, MAX_EVENTS_IN_ROW = 5;
+const PAGE = 50, MAX_ENDPOINTS = 100, MAX_EVENTS_IN_ROW = 5, MAX_OPENED = 2;
 const CLIENTS = { pod: "a pod of this node", node: "this node", outside: "an external client" };
 const COLUMNS = [["name", "Service"], ["address", "Addresses"], ["traffic", "Connections/s"], ["endpoints", "Endpoints"], ["state", "State"]];
 const open = new Set(), lines = new Map();
@@ -23,7 +23,7 @@ const breakLines = (values) => values.flatMap((value, index) => (index ? [make("
 const keyOf = (row) => [row.service, row.port, row.protocol, row.family].join("|");
 const tail = (figures) => [count(figures.open, "open").replace(/s$/, ""), figures.bytesPerSecond === null ? "" : size(figures.bytesPerSecond) + "/s"].filter(Boolean).join(" · ");
 
-function serviceCells(row, figures) {
+function serviceCells(row, figures, changed) {
   const places = row.frontends.map((frontend) => make("span", {}, make("span", { class: "faint" }, frontend.kind + " "), make("code", {}, frontend.address)));
   const extras = [[...new Set(row.frontends.map((frontend) => frontend.policy))].join("/"), row.affinitySeconds ? "sticky" : "", row.topology, row.scheduler,
     row.resetsGone ? "reset-gone" : ""].filter((text) => text && text !== "Cluster").join(", ");
@@ -32,11 +32,11 @@ function serviceCells(row, figures) {
     figures ? make("td", { class: "traffic" }, make("span", { class: "line" }, spark(figures.rates), make("span", { class: "figure" }, rate(figures.connectionsPerSecond))),
       make("div", { class: "faint" }, tail(figures))) : make("td", { class: "traffic faint" }, "–"),
     make("td", { class: "endpoints" }, `${row.usable} of ${row.total}`, make("div", { class: "faint" }, row.local + " here")),
-    make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), ...row.findings.map((finding) => make("div", { class: "faint" }, finding.message))),
+    make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), changed ? make("div", { class: "faint" }, "since " + clock(changed.at)) : null, ...row.findings.map((finding) => make("div", { class: "faint" }, finding.message))),
   ];
 }
 function serviceLine(row, figures) {
-  const key = keyOf(row), signature = JSON.stringify([row, figures]);
+  const key = keyOf(row), changed = row.state === "healthy" ? null : findStateChange(row), signature = JSON.stringify([row, figures, changed]);
   let line = lines.get(key);
   if (!line) {
     const button = make("button", { type: "button", class: "open", "aria-expanded": "false" }, row.service + (row.port ? ":" + row.port : ""));
@@ -47,7 +47,7 @@ function serviceLine(row, figures) {
   }
   if (line.signature !== signature) {
     while (line.element.children.length > 1) line.element.lastElementChild.remove();
-    line.element.append(...serviceCells(row, figures));
+    line.element.append(...serviceCells(row, figures, changed));
     line.signature = signature;
   }
   line.row = row;
@@ -123,7 +123,7 @@ async function showServices() {
     return {};
   }
   const shownLines = page.ports.map((row, index) => serviceLine(row, page.traffic[index]));
-  if (page.found === 1 && fresh) open.add(keyOf(page.ports[0]));
+  if (fresh && byId("search").value && new Set(page.ports.map((row) => row.service)).size === 1) page.ports.slice(0, MAX_OPENED).forEach((row) => open.add(keyOf(row)));
   fresh = false;
   await Promise.all(shownLines.filter((line) => open.has(keyOf(line.row))).map(showDetail));
   const nodes = shownLines.flatMap((line) => (line.detail && open.has(keyOf(line.row)) ? [line.element, line.detail] : [line.element]));

@@ -13,6 +13,12 @@ function listEvents(terms) {
   const text = (event) => `${event.service} ${event.kind} ${event.family} ${event.message}`.toLowerCase();
   return [...events.values()].filter((event) => terms.every((term) => text(event).includes(term))).sort((a, b) => b.at - a.at || b.number - a.number);
 }
+const STATE_KINDS = new Set(["ServiceDown", "ServicePartial", "ServiceHealthy"]);
+// When a row that is down or partial became so; null where that was before the first event.
+function findStateChange(row) {
+  const last = listEvents([]).find((event) => event.service === row.service && event.family === row.family && STATE_KINDS.has(event.kind));
+  return last && last.kind === { down: "ServiceDown", partial: "ServicePartial" }[row.state] ? last : null;
+}
 function eventItem(event) {
   const until = event.count > 1 && event.until - event.at >= 1 ? ` to ${clock(event.until)}` : "";
   return make("li", { class: event.severity },
