@@ -12,14 +12,24 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pointsman import KUBERNETES_VERSION
-from pointsman.config.durations import bytes_from_quantity, duration_from_text
-from pointsman.config.types import VModuleItem
+from pointsman.config.defaults import with_file_defaults
+from pointsman.config.durations import bytes_from_quantity, duration_from_text, format_duration
+from pointsman.config.options import RunOptions
+from pointsman.config.types import (
+    DurationOrNanoseconds,
+    Int32,
+    KubeProxyConfiguration,
+    Quantity,
+    UInt32,
+    VModuleItem,
+)
 from pointsman.errors import ConfigError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.text import did_you_mean
@@ -81,22 +91,71 @@ class Flag(msgspec.Struct, frozen=True):
     check: Check = lambda _value: ()
 
 
-def group_flags(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:
-    """Return the flags as one group of a table, with the default of switches filled in."""
-    return tuple(
-        msgspec.structs.replace(
-            flag,
-            group=title,
-            default=flag.default or ("false" if flag.kind is Kind.BOOL else ""),
-            works_with_file=works_with_file or flag.works_with_file,
-        )
-        for flag in flags
+_KINDS: tuple[tuple[Any, Kind], ...] = (
+    (bool, Kind.BOOL),
+    (int, Kind.INT32),
+    (Int32, Kind.INT32),
+    (UInt32, Kind.UINT32),
+    (float, Kind.FLOAT32),
+    (Quantity, Kind.QUANTITY),
+    (timedelta, Kind.DURATION),
+    (DurationOrNanoseconds, Kind.DURATION),
+    (tuple[str, ...], Kind.LIST),
+    (tuple[VModuleItem, ...], Kind.VMODULE),
+    (dict[str, bool], Kind.SWITCHES),
+)
+"""The type of the flag that sets an attribute of this type; others have strings."""
+_CONFIG = with_file_defaults(KubeProxyConfiguration())
+_OPTIONS = RunOptions(program="", config=_CONFIG)
+
+
+def config_flag(name: str, *fields: str, **more: Any) -> Flag:
+    """Return the flag that sets these fields of the configuration; the first gives it its type and its default."""
+    attribute, default = _find_attribute(_CONFIG, fields[0])
+    return Flag(
+        **{"kind": _find_kind(attribute), "default": _format_default(default), **more},
+        name=name,
+        fields=fields,
     )
 
 
-def path_or_none(text: str) -> Path | None:
-    """Convert the value of a flag that names a path, where empty text means none."""
-    return Path(text) if text else None
+def option_flag(name: str, option: str, **more: Any) -> Flag:
+    """Return the flag that sets an attribute of RunOptions, which gives it its type and its default."""
+    attribute, default = _find_attribute(_OPTIONS, option)
+    given = {"kind": _find_kind(attribute), "default": _format_default(default), **more}
+    if attribute in (Path, Path | None):
+        given |= {"is_path": True, "convert": lambda text: Path(text) if text else default}
+    return Flag(**given, name=name, option=option)
+
+
+def _find_attribute(block: msgspec.Struct, path: str) -> tuple[Any, Any]:
+    """Return the type and the value of an attribute, by its dotted path."""
+    *blocks, name = path.split(".")
+    for part in blocks:
+        block = getattr(block, part)
+    return next(f.type for f in msgspec.structs.fields(block) if f.name == name), getattr(block, name)
+
+
+def _find_kind(attribute: Any) -> Kind:
+    return next((kind for known, kind in _KINDS if known == attribute), Kind.STRING)
+
+
+def _format_default(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if isinstance(value, int | str | Path) else ""
+
+
+def group_flags(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:
+    """Return the flags as one group of a table."""
+    return tuple(
+        msgspec.structs.replace(flag, group=title, works_with_file=works_with_file or flag.works_with_file)
+        for flag in flags
+    )
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from pointsman.config.goflags import Check, Flag, Kind, group_flags, path_or_none
-from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
+from pointsman.config.goflags import Check, Flag, Kind, group_flags, option_flag
+from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import (
     Family,
     address_from_text,
@@ -17,7 +16,6 @@ from pointsman.model.addresses import (
     find_unusable_reason,
 )
 from pointsman.model.balancing import (
-    DEFAULT_HASH_SLOTS,
     HASH_SLOTS_RANGE,
     MAX_SLOW_START_SECONDS,
     OWN_SCHEDULERS,
@@ -88,112 +86,91 @@ def find_flag_conflicts(given: Mapping[str, Any]) -> Iterator[tuple[str, object,
 
 OWN_FLAGS: tuple[Flag, ...] = group_flags(
     "Pointsman",
-    Flag(
+    option_flag(
         "manifests",
-        Kind.STRING,
-        is_path=True,
-        option="manifests",
-        convert=path_or_none,
+        "manifests",
         help="Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
     ),
-    Flag(
-        "check", Kind.BOOL, option="once.check", help="Validate, print the effective configuration and exit."
-    ),
+    option_flag("check", "once.check", help="Validate, print the effective configuration and exit."),
     Flag(
         "strict",
         Kind.BOOL,
+        default="false",
         help="Unknown or repeated fields of the configuration file, and flags that it makes ineffective, are errors.",
     ),
-    Flag("service-metrics", Kind.BOOL, option="service_metrics", help="Serve traffic counters per Service."),
-    Flag(
+    option_flag("service-metrics", "service_metrics", help="Serve traffic counters per Service."),
+    option_flag(
         "service-metrics-limit",
-        Kind.INT32,
-        default="1000",
-        option="service_metrics_limit",
+        "service_metrics_limit",
         check=_check_range(1, None, "must be greater than 0"),
         help="Services counted at most with --service-metrics.",
     ),
-    Flag(
+    option_flag(
         "control-socket",
-        Kind.STRING,
+        "paths.control_socket_flag",
+        kind=Kind.STRING,
         is_path=True,
         default=str(CONTROL_SOCKET),
-        option="paths.control_socket_flag",
         help="Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
     ),
-    Flag(
+    option_flag(
         "state-dir",
-        Kind.STRING,
-        is_path=True,
-        default=str(RUN_DIRECTORY),
-        option="paths.state_dir",
-        convert=lambda text: Path(text) if text else RUN_DIRECTORY,
+        "paths.state_dir",
         help="Directory for what must survive a restart, such as sysctls to restore.",
     ),
-    Flag(
+    option_flag(
         "host-root",
-        Kind.STRING,
-        is_path=True,
-        default="/",
-        option="paths.host_root",
-        convert=lambda text: Path(text or "/"),
+        "paths.host_root",
         help="Directory below which the host's /proc/sys and /sys can be written, for an init container that is not privileged.",
     ),
-    Flag(
+    option_flag(
         "wait-for-instance",
-        Kind.BOOL,
-        option="wait_for_instance",
+        "wait_for_instance",
         help="When another instance serves this node, take over when it ends instead of exiting.",
     ),
-    Flag(
+    option_flag(
         "drain-period",
-        Kind.DURATION,
-        default="0s",
-        option="drain_period",
+        "drain_period",
         check=_check_range(timedelta(0), None, "must be 0 or more"),
         help="After SIGTERM, fail /healthz and the health check node ports for this long while it keeps syncing, then end; a second signal ends at once.",
     ),
-    Flag(
+    option_flag(
         "probe-addresses",
-        Kind.LIST,
-        option="probe_addresses",
+        "probe_addresses",
         check=_check_probe_addresses,
         help="Addresses that no Service has, at most one per IP family: every few seconds a connection through each of them proves that this node's packets are translated (/readyz, status, a metric). Empty: no probe.",
     ),
-    Flag(
+    option_flag(
         "node-condition",
-        Kind.BOOL,
-        option="node_condition",
+        "node_condition",
         help="Keep the condition pointsman.dev/ServicesReady on the Node: what /readyz answers. Needs the permission to patch nodes/status.",
     ),
-    Flag(
+    option_flag(
         "remove-startup-taint",
-        Kind.BOOL,
-        option="remove_startup_taint",
+        "remove_startup_taint",
         help="Remove the taint pointsman.dev/services-not-ready from the Node after the first sync of every IP family and, with --probe-addresses, the first successful probe. Needs the permission to patch nodes.",
     ),
-    Flag(
+    option_flag(
         "external-ip-allow-cidrs",
-        Kind.LIST,
-        option="external_ip_allow_cidrs",
+        "external_ip_allow_cidrs",
         check=_check_cidrs,
         help="If set, external and load-balancer IPs outside these ranges are not programmed.",
     ),
-    Flag(
+    option_flag(
         "default-scheduler",
-        Kind.STRING,
+        "balancing.scheduler",
+        kind=Kind.STRING,
         choices=tuple(OWN_SCHEDULERS),
         default="random",
-        option="balancing.scheduler",
         convert=lambda name: OWN_SCHEDULERS.get(name, Scheduler.RANDOM),
         check=_check_scheduler,
         help="How Services without the annotation pointsman.dev/scheduler are balanced: random, weighted, source-hash, source-port-hash or least-connections. In ipvs mode --ipvs-scheduler decides.",
     ),
-    Flag(
+    option_flag(
         "default-slow-start",
-        Kind.DURATION,
+        "balancing.slow_start",
+        kind=Kind.DURATION,
         default="0s",
-        option="balancing.slow_start",
         convert=lambda period: round(period.total_seconds()),
         check=_check_range(
             timedelta(0),
@@ -202,70 +179,49 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
         ),
         help="How long a new endpoint takes to its full share where the annotation pointsman.dev/slow-start does not say.",
     ),
-    Flag(
+    option_flag(
         "source-hash-seed",
-        Kind.INT32,
-        default="1",
-        option="balancing.seed",
+        "balancing.seed",
         check=_check_range(1, None, "must be greater than 0"),
         help="Goes into every source hash; must be the same on all nodes for them to choose the same endpoint for a client.",
     ),
-    Flag(
+    option_flag(
         "source-hash-slots",
-        Kind.INT32,
-        default=str(DEFAULT_HASH_SLOTS),
-        option="balancing.hash_slots",
+        "balancing.hash_slots",
         check=_check_range(*HASH_SLOTS_RANGE, "must be from {} to {}".format(*HASH_SLOTS_RANGE)),
         help="Slots of a Service with a source hash, unless the annotation pointsman.dev/hash-slots says; more are finer and cost memory.",
     ),
-    Flag(
+    option_flag(
         "reset-gone",
-        Kind.BOOL,
-        option="balancing.reset_gone",
+        "balancing.reset_gone",
         help="Reset TCP connections to endpoints that have left their Service, unless its annotation pointsman.dev/reset-gone says otherwise.",
     ),
-    Flag(
+    option_flag(
         "secure-metrics",
-        Kind.STRING,
+        "serving.metrics",
         choices=SECURE_METRICS,
-        option="serving.metrics",
         check=_check_secure_metrics,
         help="Serve the metrics port over TLS, to clients with a certificate or a bearer token that the API server allows to get the path: with remote, clients on loopback need none; with all, they do. Empty: plain HTTP without authentication.",
     ),
-    Flag(
+    option_flag(
         "secure-health",
-        Kind.BOOL,
-        option="serving.health",
+        "serving.health",
         help="Serve the health port over TLS, without authentication; probes need the scheme HTTPS.",
     ),
-    Flag(
+    option_flag(
         "tls-cert-file",
-        Kind.STRING,
-        is_path=True,
-        option="serving.certificate",
-        convert=path_or_none,
+        "serving.certificate",
         help="Certificate (PEM, with its chain) of the ports that serve TLS, read again when it changes. Empty: a self-signed one.",
     ),
-    Flag(
-        "tls-private-key-file",
-        Kind.STRING,
-        is_path=True,
-        option="serving.key",
-        convert=path_or_none,
-        help="Private key of --tls-cert-file.",
-    ),
-    Flag(
+    option_flag("tls-private-key-file", "serving.key", help="Private key of --tls-cert-file."),
+    option_flag(
         "client-ca-file",
-        Kind.STRING,
-        is_path=True,
-        option="serving.client_ca",
-        convert=path_or_none,
+        "serving.client_ca",
         help="CA certificates: with --secure-metrics, a client certificate that one of them has signed identifies a user (common name) and its groups (organizations).",
     ),
-    Flag(
+    option_flag(
         "token-audiences",
-        Kind.LIST,
-        option="serving.audiences",
+        "serving.audiences",
         help="With --secure-metrics, bearer tokens must be meant for one of these audiences. Empty: for the API server.",
     ),
     works_with_file=True,

@@ -1,6 +1,6 @@
 """Runs the tests that touch a kernel on Debian's own kernels, and keeps what passed where for docs/evidence/kernels.md.
 
-python -m tests.kernel.qemu [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
+python -m tests.kernel.qemu [--suites bookworm,trixie,sid] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
 
 With --json, rows of the file that were not run again stay. Each group is one boot in qemu, on one emulated processor.
 """
@@ -28,7 +28,7 @@ from tests.kernel.uml.conftest import CHOOSE_VARIANT
 from pointsman.kernel.iptables_programs import NFT, OVERRIDE
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-SUITES: Final = ("bookworm", "trixie")
+SUITES: Final = ("bookworm", "trixie", "sid")
 BOOT_SECONDS: Final = 4 * 3600
 _TIME_FACTOR: Final = "POINTSMAN_TEST_TIME_FACTOR=4"
 """Timeouts of the tests are multiplied by it: see `tests.harness.waiting`."""

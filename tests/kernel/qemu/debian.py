@@ -44,9 +44,9 @@ class _Archive:
         """The newest kernel's package."""
         for line in self._run("apt-cache", "depends", META_PACKAGE).splitlines():
             word, _, name = line.strip().partition(" ")
-            if word == "Depends:":
+            if word == "Depends:" and name.startswith("linux-image-"):
                 return name
-        raise LookupError(f"{META_PACKAGE} depends on nothing")
+        raise LookupError(f"{META_PACKAGE} depends on no kernel")
 
     def download(self, package: str) -> Path:
         self._run("apt-get", "download", package)
