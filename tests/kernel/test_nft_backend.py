@@ -14,10 +14,10 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table,
 
 from pointsman.backends.contract import PRESENT, CleanupContext, CleanupItem, Difference
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.batch import Steps
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.encode import delete_chain
 from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.nftables.reader import Reader
@@ -239,7 +239,7 @@ def test_a_failed_sync_changes_nothing(namespace: Namespace, backend: NftablesBa
     before = listing(namespace)
     socket = NftablesSocket()
     with pytest.raises(KernelError):
-        socket.commit([delete_chain("no-such-chain", find_traits(Family.IPV4))])
+        socket.commit([Steps(find_traits(Family.IPV4)).delete_chain("no-such-chain").message])
     socket.close()
     assert listing(namespace) == before
 

@@ -13,10 +13,11 @@ from tests.unit.explain.explaining import asked, codes, view_of
 from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, OtherProxy, SyncRequest
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.batch import Steps
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.encode import flush_rules, new_rule, table_name
+from pointsman.backends.nftables.encode import TABLE_NAME
 from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
@@ -210,20 +211,16 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     contents = Contents(NODE, counters=False)
     contents.load({made.name: compile_fragment(made, NODE)})
     (chain,) = (chain for chain in contents.all_chains() if chain.name == f"lb-{size}")
-    drawn = [
-        (rule, rule.expressions.replace(u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)))
-        for rule in chain.rules
-    ]
-    assert any(rule.expressions != encoded for rule, encoded in drawn)
+    asked, drawn = u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)
+    changed = tuple(rule._replace(expressions=rule.expressions.replace(asked, drawn)) for rule in chain.rules)
+    assert changed != chain.rules
+    steps = Steps(find_traits(Family.IPV4))
     batch = [
-        flush_rules(chain.name, find_traits(Family.IPV4)),
-        *(
-            new_rule(chain.name, rule._replace(expressions=encoded), find_traits(Family.IPV4))
-            for rule, encoded in drawn
-        ),
+        steps.flush_rules(chain.name),
+        *steps.add_rules(msgspec.structs.replace(chain, rules=changed)),
     ]
     socket = NftablesSocket()
-    socket.commit(batch)
+    socket.commit([step.message for step in batch])
     socket.close()
     found = backend.drift()
     assert found is not None
@@ -470,7 +467,7 @@ def owned_table() -> NftablesSocket:
     """The socket whose table nobody else may change while it is open."""
     owner = NftablesSocket()
     flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
-    body = table_name() + flags
+    body = TABLE_NAME + flags
     owner.commit([build_nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, NLM_F_CREATE, body)])
     return owner
 

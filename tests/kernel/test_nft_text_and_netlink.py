@@ -12,8 +12,6 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespac
 from tests.unit.backends.nftables.nft_strategies import contexts, histories, plans
 
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.compile import compile_fragment
-from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.mode import render
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
@@ -30,7 +28,7 @@ def namespace() -> Iterator[Namespace]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), family=st.sampled_from(list(Family)), counters=st.booleans())
-def test_text_commands_and_netlink_give_the_same_listing(
+def test_text_and_netlink_give_the_same_listing(
     namespace: Namespace, data: st.DataObject, family: Family, counters: bool
 ) -> None:
     node = data.draw(contexts(family))
@@ -46,11 +44,6 @@ def test_text_commands_and_netlink_give_the_same_listing(
             backend.close()
     namespace.run(["nft", "flush", "ruleset"])
     namespace.run(["nft", "-f", "-"], render(request, counters=counters))
-    assert listing(namespace) == by_netlink
-    contents = Contents(node, counters=counters)
-    contents.load({n: compile_fragment(p, node, counters=counters) for n, p in request.plans.items()})
-    namespace.run(["nft", "flush", "ruleset"])
-    namespace.run(["nft", "-f", "-"], contents.full_batch(replace=False, update=False).text())
     assert listing(namespace) == by_netlink
 
 

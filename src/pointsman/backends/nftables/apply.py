@@ -234,7 +234,7 @@ class NftablesBackend(Backend):
             full=full,
             rejected=dict(self._rejected),
             rules_total=contents.element_counts(),
-            rules_last=batch.element_counts(),
+            rules_last=batch.count_elements(),
             batch_bytes=size,
             drift=drift,
             corrected=corrected,

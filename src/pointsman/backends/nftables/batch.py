@@ -1,4 +1,4 @@
-"""A batch is data: it prints itself as nft commands and encodes itself as netlink messages of one transaction."""
+"""A batch is data: the operations of one transaction, encoded only when it is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pointsman.backends.nftables import encode, text
 from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Element, Slots
 from pointsman.backends.nftables.schema import TABLE, Chain, SetSpec
-from pointsman.kernel.netlink import Message
+from pointsman.kernel import nf_tables as nf
+from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message
+from pointsman.kernel.nfnl import build_nftables_message
 
 
 class BatchItem(NamedTuple):
@@ -24,9 +26,10 @@ class BatchItem(NamedTuple):
 class Step(NamedTuple):
     """One command that is one message: everything but elements."""
 
-    command: str
-    message: Message
+    verb: str
+    """`add`, `delete` or `flush`."""
     about: BatchItem
+    message: Message
 
 
 class AddElements(NamedTuple):
@@ -35,15 +38,6 @@ class AddElements(NamedTuple):
     spec: SetSpec
     entries: Sequence[tuple[Element, str]]
 
-    def format_entries(self, traits: FamilyTraits) -> list[str]:
-        return [text.format_element(element, label, self.spec, traits) for element, label in self.entries]
-
-    def items(self) -> Iterator[bytes]:
-        return encode.encode_elements(self.entries)
-
-    def keys(self) -> Iterator[bytes]:
-        return (element.key for element, _ in self.entries)
-
 
 class AddSlots(NamedTuple):
     """Add endpoints: pairs of key (frontend and slot) and endpoint."""
@@ -51,33 +45,12 @@ class AddSlots(NamedTuple):
     spec: SetSpec
     entries: Sequence[tuple[bytes, bytes]] | Slots
 
-    def format_entries(self, traits: FamilyTraits) -> list[str]:
-        return [text.format_slot(key, data, self.spec, traits) for key, data in self.entries]
-
-    def items(self) -> Iterator[bytes]:
-        return encode.encode_slots(self.entries)
-
-    def keys(self) -> Iterator[bytes]:
-        return (key for key, _ in self.entries)
-
 
 class DeleteElements(NamedTuple):
     """Remove elements by key (and end of range)."""
 
     spec: SetSpec
     entries: Sequence[tuple[bytes, bytes]]
-
-    def format_entries(self, traits: FamilyTraits) -> list[str]:
-        return [
-            text.format_element(Element(self.spec.name, key, None, end), "", self.spec, traits)
-            for key, end in self.entries
-        ]
-
-    def items(self) -> Iterator[bytes]:
-        return encode.encode_keys(self.entries)
-
-    def keys(self) -> Iterator[bytes]:
-        return (key for key, _ in self.entries)
 
 
 ElementOperation = AddElements | AddSlots | DeleteElements
@@ -89,62 +62,57 @@ class Steps:
 
     def __init__(self, traits: FamilyTraits) -> None:
         self._traits = traits
-        self._table = f"{traits.keyword} {TABLE}"
+        self._table = BatchItem(f"table {traits.keyword} {TABLE}")
 
     def add_table(self, comment: str) -> Step:
         """Create the table unless it is there."""
-        command = f'add table {self._table} {{ comment "{comment}" ; }}'
-        return Step(command, encode.new_table(comment, self._traits), BatchItem(f"table {self._table}"))
+        return self._add(self._table, nf.NFT_MSG_NEWTABLE, encode.encode_table(comment))
 
     def delete_table(self) -> Step:
-        command = f"delete table {self._table}"
-        return Step(command, encode.delete_table(self._traits), BatchItem(f"table {self._table}"))
+        return self._build("delete", self._table, nf.NFT_MSG_DELTABLE, encode.TABLE_NAME)
 
     def flush_rules(self, chain: str = "") -> Step:
         """Remove the rules of one chain, or of every chain."""
-        command = f"flush chain {self._table} {chain}" if chain else f"flush table {self._table}"
-        return Step(command, encode.flush_rules(chain, self._traits), BatchItem(command, chain))
+        about = BatchItem(f"chain {chain}", chain) if chain else self._table
+        body = encode.name_object(nf.NFTA_RULE_CHAIN, chain) if chain else encode.TABLE_NAME
+        return self._build("flush", about, nf.NFT_MSG_DELRULE, body)
 
     def add_set(self, spec: SetSpec) -> Step:
         """Create a set or map unless it is there."""
-        body = " ; ".join(text.format_set_statements(spec, self._traits))
-        command = f"add {text.format_set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
-        return Step(command, encode.new_set(spec, self._traits), _set_item(spec))
+        return self._add(_describe_set(spec), nf.NFT_MSG_NEWSET, encode.encode_set(spec, self._traits))
 
     def flush_set(self, spec: SetSpec) -> Step:
-        command = f"flush {text.format_set_keyword(spec)} {self._table} {spec.name}"
-        return Step(command, encode.flush_set(spec.name, self._traits), _set_item(spec))
+        body = encode.encode_element_list(spec.name)
+        return self._build("flush", _describe_set(spec), nf.NFT_MSG_DELSETELEM, body)
 
     def delete_set(self, name: str) -> Step:
-        command = f"delete set {self._table} {name}"
-        return Step(command, encode.delete_set(name, self._traits), BatchItem(f"set {name}", name))
+        body = encode.name_object(nf.NFTA_SET_NAME, name)
+        return self._build("delete", BatchItem(f"set {name}", name), nf.NFT_MSG_DELSET, body)
 
     def add_chain(self, chain: Chain) -> Step:
         """Create a chain, without rules, unless it is there."""
-        body = " ".join(line.rstrip(";") + " ;" for line in text.format_chain_statements(chain))
-        command = f"add chain {self._table} {chain.name}{f' {{ {body} }}' if body else ''}"
-        return Step(
-            command, encode.new_chain(chain, self._traits), BatchItem(f"chain {chain.name}", chain.name)
-        )
+        about = BatchItem(f"chain {chain.name}", chain.name)
+        return self._add(about, nf.NFT_MSG_NEWCHAIN, encode.encode_chain(chain))
 
     def delete_chain(self, name: str) -> Step:
         """Remove a chain that nothing leads to any more."""
-        command = f"delete chain {self._table} {name}"
-        return Step(command, encode.delete_chain(name, self._traits), BatchItem(f"chain {name}", name))
+        body = encode.name_object(nf.NFTA_CHAIN_NAME, name)
+        return self._build("delete", BatchItem(f"chain {name}", name), nf.NFT_MSG_DELCHAIN, body)
 
     def add_rules(self, chain: Chain) -> Iterator[Step]:
         """Append the rules of a chain to it."""
         for rule in chain.rules:
-            formatted = text.format_rule(rule)
-            about = BatchItem(f"rule in chain {chain.name}: {formatted}", chain.name)
-            yield Step(
-                f"add rule {self._table} {chain.name} {formatted}",
-                encode.new_rule(chain.name, rule, self._traits),
-                about,
-            )
+            about = BatchItem(f"rule in chain {chain.name}: {text.format_rule(rule)}", chain.name)
+            yield self._add(about, nf.NFT_MSG_NEWRULE, encode.encode_rule(chain.name, rule), NLM_F_APPEND)
+
+    def _add(self, about: BatchItem, kind: int, body: bytes, flags: int = 0) -> Step:
+        return self._build("add", about, kind, body, NLM_F_CREATE | flags)
+
+    def _build(self, verb: str, about: BatchItem, kind: int, body: bytes, flags: int = 0) -> Step:
+        return Step(verb, about, build_nftables_message(kind, self._traits.nfproto, flags, body))
 
 
-def _set_item(spec: SetSpec) -> BatchItem:
+def _describe_set(spec: SetSpec) -> BatchItem:
     return BatchItem(f"{text.format_set_keyword(spec)} {spec.name}", spec.name)
 
 
@@ -158,27 +126,22 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(self.operations)
 
-    def text(self) -> str:
-        """The commands, one per line, loadable with `nft -f`."""
-        return "".join(f"{line}\n" for operation in self.operations for line in self._lines(operation))
-
-    def _lines(self, operation: Operation) -> Iterator[str]:
-        if isinstance(operation, Step):
-            yield operation.command
-            return
-        verb = "delete" if isinstance(operation, DeleteElements) else "add"
-        entries = ", ".join(operation.format_entries(self.traits))
-        if entries:
-            yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {entries} }}"
-
-    def messages(self, *, one_by_one: bool = False) -> Iterator[Message]:
-        """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""
+    def encode(self, *, one_by_one: bool = False) -> Iterator[Message]:
+        """Yield the messages; `one_by_one` gives each element its own, so that a rejection names it."""
         for operation in self.operations:
             if isinstance(operation, Step):
                 yield operation.message
                 continue
-            encoder = encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements
-            yield from encoder(operation.spec.name, operation.items(), self.traits, one_by_one=one_by_one)
+            kind, flags = nf.NFT_MSG_NEWSETELEM, NLM_F_CREATE
+            if isinstance(operation, AddElements):
+                items = encode.encode_elements(operation.entries)
+            elif isinstance(operation, AddSlots):
+                items = encode.encode_slots(operation.entries)
+            else:
+                kind, flags = nf.NFT_MSG_DELSETELEM, 0
+                items = encode.encode_keys(operation.entries)
+            for body in encode.encode_element_lists(operation.spec.name, items, one_by_one=one_by_one):
+                yield build_nftables_message(kind, self.traits.nfproto, flags, body)
 
     def find_items(self, positions: Iterable[int]) -> dict[int, BatchItem]:
         """Return what these messages of the batch, encoded one by one, are about; one pass for all of them."""
@@ -193,18 +156,19 @@ class Batch:
                 continue
             end = start + len(operation.entries)
             if any(start <= position < end for position in wanted):
-                for position, key in enumerate(operation.keys(), start):
+                for position, (entry, _) in enumerate(operation.entries, start):
                     if position in wanted:
-                        found[position] = self._element_item(operation.spec, key)
+                        key = entry if isinstance(entry, bytes) else entry.key
+                        found[position] = self._describe_element(operation.spec, key)
             start = end
         return found
 
-    def _element_item(self, spec: SetSpec, key: bytes) -> BatchItem:
+    def _describe_element(self, spec: SetSpec, key: bytes) -> BatchItem:
         what = f"{text.format_set_keyword(spec)} {spec.name} {text.format_key(key, spec, self.traits)}"
         return BatchItem(what, spec.name, key)
 
-    def element_counts(self) -> dict[str, int]:
-        """Elements written per set and map."""
+    def count_elements(self) -> dict[str, int]:
+        """Return the number of elements written per set and map."""
         counts: dict[str, int] = {}
         for operation in self.operations:
             if not isinstance(operation, Step):

@@ -1,4 +1,4 @@
-"""nf_tables messages about our table. Elements take the fast path, everything else is rare."""
+"""Bodies of nf_tables messages about our table. Elements take the fast path, everything else is rare."""
 
 from __future__ import annotations
 
@@ -21,80 +21,52 @@ from pointsman.backends.nftables.schema import (
 )
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u32be
-from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message
-from pointsman.kernel.nfnl import build_nftables_message
 
 _BYTES_PER_MESSAGE = 60_000
 """An attribute, here the list of elements, cannot exceed 64 KB."""
 
 
-def table_name(name: str = TABLE) -> bytes:
-    """The attribute that begins every message: tables, chains, rules, sets and elements number it alike."""
+def pack_table_name(name: str = TABLE) -> bytes:
+    """Return the attribute that begins every message: tables, chains, rules, sets and elements number it alike."""
     return text(nf.NFTA_TABLE_NAME, name)
 
 
-_TABLE_NAME = table_name()
+TABLE_NAME = pack_table_name()
 
 
-def new_table(comment: str, traits: FamilyTraits) -> Message:
-    body = (
-        _TABLE_NAME
-        + u32be(nf.NFTA_TABLE_FLAGS, 0)
-        + attribute(nf.NFTA_TABLE_USERDATA, userdata.comment(comment))
-    )
-    return build_nftables_message(nf.NFT_MSG_NEWTABLE, traits.nfproto, NLM_F_CREATE, body)
+def name_object(kind: int, name: str) -> bytes:
+    """Return the body that names a chain or set, or what belongs to it."""
+    return TABLE_NAME + text(kind, name)
 
 
-def delete_table(traits: FamilyTraits) -> Message:
-    return build_nftables_message(nf.NFT_MSG_DELTABLE, traits.nfproto, 0, _TABLE_NAME)
+def encode_table(comment: str) -> bytes:
+    flags = u32be(nf.NFTA_TABLE_FLAGS, 0)
+    return TABLE_NAME + flags + attribute(nf.NFTA_TABLE_USERDATA, userdata.comment(comment))
 
 
-def flush_rules(chain: str, traits: FamilyTraits) -> Message:
-    return build_nftables_message(
-        nf.NFT_MSG_DELRULE,
-        traits.nfproto,
-        0,
-        _TABLE_NAME + (text(nf.NFTA_RULE_CHAIN, chain) if chain else b""),
-    )
-
-
-def new_chain(chain: Chain, traits: FamilyTraits) -> Message:
-    body = _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, chain.name)
+def encode_chain(chain: Chain) -> bytes:
+    body = name_object(nf.NFTA_CHAIN_NAME, chain.name)
     if chain.hook is not None:
-        priority = struct.pack(">i", chain.hook.priority)
-        body += nested(
-            nf.NFTA_CHAIN_HOOK,
-            u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point),
-            attribute(nf.NFTA_HOOK_PRIORITY, priority),
-        )
+        priority = attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", chain.hook.priority))
+        body += nested(nf.NFTA_CHAIN_HOOK, u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point), priority)
         body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
     if chain.comment:
         body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.comment(chain.comment))
-    return build_nftables_message(nf.NFT_MSG_NEWCHAIN, traits.nfproto, NLM_F_CREATE, body)
+    return body
 
 
-def delete_chain(name: str, traits: FamilyTraits) -> Message:
-    return build_nftables_message(
-        nf.NFT_MSG_DELCHAIN, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, name)
-    )
-
-
-def new_rule(chain: str, rule: Rule, traits: FamilyTraits) -> Message:
-    body = (
-        _TABLE_NAME
-        + text(nf.NFTA_RULE_CHAIN, chain)
-        + attribute(nf.NFTA_RULE_EXPRESSIONS | NLA_F_NESTED, rule.expressions)
-    )
+def encode_rule(chain: str, rule: Rule) -> bytes:
+    body = name_object(nf.NFTA_RULE_CHAIN, chain)
+    body += attribute(nf.NFTA_RULE_EXPRESSIONS | NLA_F_NESTED, rule.expressions)
     if rule.comment:
         body += attribute(nf.NFTA_RULE_USERDATA, userdata.comment(rule.comment))
-    return build_nftables_message(nf.NFT_MSG_NEWRULE, traits.nfproto, NLM_F_CREATE | NLM_F_APPEND, body)
+    return body
 
 
-def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
+def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
     shape = compute_set_shape(spec, traits)
     parts = [
-        _TABLE_NAME,
-        text(nf.NFTA_SET_NAME, spec.name),
+        name_object(nf.NFTA_SET_NAME, spec.name),
         u32be(nf.NFTA_SET_FLAGS, shape.flags),
         u32be(nf.NFTA_SET_KEY_TYPE, shape.key_type),
         u32be(nf.NFTA_SET_KEY_LEN, shape.key_length),
@@ -121,17 +93,7 @@ def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
     parts.append(attribute(nf.NFTA_SET_USERDATA, description))
     if spec.counter:
         parts.append(nested(nf.NFTA_SET_EXPR, text(nf.NFTA_EXPR_NAME, "counter")))
-    return build_nftables_message(nf.NFT_MSG_NEWSET, traits.nfproto, NLM_F_CREATE, b"".join(parts))
-
-
-def flush_set(name: str, traits: FamilyTraits) -> Message:
-    return build_nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name))
-
-
-def delete_set(name: str, traits: FamilyTraits) -> Message:
-    return build_nftables_message(
-        nf.NFT_MSG_DELSET, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_SET_NAME, name)
-    )
+    return b"".join(parts)
 
 
 # --- elements -----------------------------------------------------------------------------------------------
@@ -193,38 +155,22 @@ def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
-def new_elements(
-    name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
-) -> Iterator[Message]:
-    for chunk in _split_into_chunks(items, one_by_one):
-        yield build_nftables_message(
-            nf.NFT_MSG_NEWSETELEM, traits.nfproto, NLM_F_CREATE, element_list(name, chunk)
-        )
-
-
-def delete_elements(
-    name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
-) -> Iterator[Message]:
-    for chunk in _split_into_chunks(items, one_by_one):
-        yield build_nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name, chunk))
-
-
-def element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
-    """The body of a message about these elements of a set, or about all of them."""
-    body = _TABLE_NAME + text(nf.NFTA_SET_ELEM_LIST_SET, name)
+def encode_element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
+    """Return the body of a message about these elements of a set, or about all of them."""
+    body = name_object(nf.NFTA_SET_ELEM_LIST_SET, name)
     return body + attribute(_ELEMENTS, b"".join(items)) if items else body
 
 
-def _split_into_chunks(items: Iterable[bytes], one_by_one: bool) -> Iterator[list[bytes]]:
-    """As many items as fit into one message; those of a full load never exist all at once."""
+def encode_element_lists(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[bytes]:
+    """Yield bodies with as many elements as fit into one message, or one each; those of a full load never exist all at once."""
     limit = 0 if one_by_one else _BYTES_PER_MESSAGE
     chunk: list[bytes] = []
     size = 0
     for item in items:
         if chunk and size + len(item) > limit:
-            yield chunk
+            yield encode_element_list(name, chunk)
             chunk, size = [], 0
         chunk.append(item)
         size += len(item)
     if chunk:
-        yield chunk
+        yield encode_element_list(name, chunk)

@@ -61,11 +61,11 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
 
 
 def _find_fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
-    ours, scratch = encode.table_name(), encode.table_name(_SCRATCH_TABLE)
+    ours, scratch = encode.TABLE_NAME, encode.pack_table_name(_SCRATCH_TABLE)
     # In a table of another name, existing objects do not matter.
     messages = [
         message._replace(payload=message.payload.replace(ours, scratch, 1))
-        for message in Batch(traits, operations).messages()
+        for message in Batch(traits, operations).encode()
     ]
     for fault in socket.check(messages):
         refusal = KernelError(f"ask what nftables can do: {fault}", fault.errno)

@@ -18,8 +18,6 @@ from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
 from pointsman.kernel.nfnl import NftablesSocket, parse_attributes, parse_comment, parse_value
 
-_TABLE_NAME = encode.table_name()
-
 
 class KernelElement(msgspec.Struct, frozen=True, gc=False):
     """One element as the kernel stores it."""
@@ -80,7 +78,7 @@ class Reader:
     def head(self) -> TableHead | None:
         """Return the table without its contents; None when there is none."""
         answer = self._socket.get(
-            nf.NFT_MSG_GETTABLE, self._traits.nfproto, _TABLE_NAME, f"read table {TABLE}"
+            nf.NFT_MSG_GETTABLE, self._traits.nfproto, encode.TABLE_NAME, f"read table {TABLE}"
         )
         if answer is None:
             return None
@@ -103,15 +101,15 @@ class Reader:
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
-        return parse_chains(self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains"))
+        return parse_chains(self._dump(nf.NFT_MSG_GETCHAIN, encode.TABLE_NAME, "list chains"))
 
     def _sets(self) -> dict[str, KernelSet]:
-        return parse_sets(self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets"))
+        return parse_sets(self._dump(nf.NFT_MSG_GETSET, encode.TABLE_NAME, "list sets"))
 
     def rules(self) -> dict[str, list[bytes]]:
         """Return the encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
-        for found in self._dump(nf.NFT_MSG_GETRULE, _TABLE_NAME, "list rules"):
+        for found in self._dump(nf.NFT_MSG_GETRULE, encode.TABLE_NAME, "list rules"):
             name = nla.text_of(found[nf.NFTA_RULE_CHAIN])
             rules.setdefault(name, []).append(found.get(nf.NFTA_RULE_EXPRESSIONS, b""))
         return rules
@@ -120,7 +118,7 @@ class Reader:
         """Return every element by key."""
         return self._socket.dump_elements(
             self._traits.nfproto,
-            encode.element_list(spec.name),
+            encode.encode_element_list(spec.name),
             f"list elements of {spec.name}",
             lambda parts: _parse_element(parts, spec),
             lambda element: element.key,
@@ -137,7 +135,8 @@ class Reader:
     def _look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
         """Return the elements under these keys (empty: the catch-all), None for those that do not exist."""
         bodies = [
-            encode.element_list(spec.name, list(encode.encode_keys([(key, b"")]))) for spec, key in wanted
+            encode.encode_element_list(spec.name, list(encode.encode_keys([(key, b"")])))
+            for spec, key in wanted
         ]
         answers = self._socket.get_each(
             nf.NFT_MSG_GETSETELEM, self._traits.nfproto, bodies, "look up elements"
@@ -167,7 +166,7 @@ class NarrowReader(Reader):
         return {name: self._rules_of(name) for name in self._chain_names}
 
     def _rules_of(self, chain: str) -> list[bytes]:
-        body = _TABLE_NAME + nla.text(nf.NFTA_RULE_CHAIN, chain)
+        body = encode.TABLE_NAME + nla.text(nf.NFTA_RULE_CHAIN, chain)
         listed = self._dump(nf.NFT_MSG_GETRULE, body, f"list rules of {chain}")
         return [found.get(nf.NFTA_RULE_EXPRESSIONS, b"") for found in listed]
 
@@ -182,7 +181,7 @@ class NarrowReader(Reader):
         return by_key | {held.key: held for held in self.catch_alls([spec]).values()}
 
     def _get_named(self, kind: int, attribute: int, names: Iterable[str]) -> Iterator[dict[int, bytes]]:
-        bodies = [_TABLE_NAME + nla.text(attribute, name) for name in names]
+        bodies = [encode.TABLE_NAME + nla.text(attribute, name) for name in names]
         for answer in self._socket.get_each(kind, self._traits.nfproto, bodies, "look up chains and sets"):
             if answer is not None:
                 yield parse_attributes(answer)

@@ -49,7 +49,7 @@ class TableSocket:
     def commit(self, batch: Batch) -> int:
         """Apply the batch and return its bytes; raises KernelError, Busy where another process owns the table."""
         try:
-            return self._commits.commit(self.socket(), batch.messages())
+            return self._commits.commit(self.socket(), batch.encode())
         except KernelError as error:
             head = self.reader().head() if error.errno == errno.EPERM else None
             if head is None or not head.owner:
@@ -60,7 +60,7 @@ class TableSocket:
 
     def check(self, batch: Batch) -> list[Fault]:
         """Return the kernel's faults for each object of the batch, without applying anything."""
-        return self.socket().check(batch.messages(one_by_one=True))
+        return self.socket().check(batch.encode(one_by_one=True))
 
 
 class HashSupport:

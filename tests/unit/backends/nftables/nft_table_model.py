@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Step
+from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, BatchItem, DeleteElements, Step
 from pointsman.backends.nftables.contents import Contents
 
 
@@ -26,7 +26,7 @@ class TableModel:
     def run(self, batch: Batch) -> None:
         for operation in batch.operations:
             if isinstance(operation, Step):
-                self._step(operation.command)
+                self._step(operation.verb, operation.about)
             elif isinstance(operation, AddElements):
                 for element, _ in operation.entries:
                     self._add(operation.spec.name, element.key, (element.chain, element.key_end))
@@ -45,21 +45,20 @@ class TableModel:
         if isinstance(value, tuple) and value[0] and value[0] not in self.chains:
             raise Refused(f"{name}: no chain {value[0]}")
 
-    def _step(self, command: str) -> None:
-        words = command.split()
-        verb, kind, rest = words[0], words[1], words[4:]
+    def _step(self, verb: str, about: BatchItem) -> None:
+        kind = about.what.split()[0]
         if kind == "table":
             if verb == "delete":
                 self.sets, self.chains = {}, {}
             elif verb == "flush":
                 self.chains = {name: [] for name in self.chains}
         elif kind in ("set", "map"):
-            self._set(verb, rest[0])
+            self._set(verb, about.where)
         elif kind == "chain":
-            self._chain(verb, rest[0])
+            self._chain(verb, about.where)
         else:
             assert (verb, kind) == ("add", "rule")
-            self.chains[rest[0]].append(" ".join(rest[1:]))
+            self.chains[about.where].append(about.what.partition(": ")[2])
 
     def _set(self, verb: str, name: str) -> None:
         if verb == "add":

@@ -11,6 +11,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.unit.backends.nftables.nft_strategies import Plans, histories
 from tests.unit.backends.nftables.nft_table_model import TableModel
 
+from pointsman.backends.nftables.batch import Step
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
@@ -91,16 +92,16 @@ def test_replacing_one_of_ten_endpoints_takes_two_elements() -> None:
     before, after = ten(*range(10)), ten(*range(9), 77)
     contents = loaded(context(), {before.name: before})
     change = changed(contents, {before.name: after})
-    assert change.batch.element_counts() == {"endpoints": 2}
-    assert len(list(change.batch.messages(one_by_one=False))) == 2
+    assert change.batch.count_elements() == {"endpoints": 2}
+    assert len(list(change.batch.encode())) == 2
 
 
 def test_removing_one_of_ten_endpoints_moves_the_last_slot_and_the_verdict() -> None:
     before, after = ten(*range(10)), ten(*(n for n in range(10) if n != 4))
     contents = loaded(context(), {before.name: before})
     change = changed(contents, {before.name: after})
-    assert change.batch.element_counts() == {"endpoints": 3, "service-ips": 2}
-    assert "add chain" not in change.batch.text()
+    assert change.batch.count_elements() == {"endpoints": 3, "service-ips": 2}
+    assert not any(isinstance(operation, Step) for operation in change.batch.operations)
 
 
 def test_an_unchanged_plan_makes_an_empty_batch() -> None:
@@ -114,9 +115,9 @@ def test_a_cluster_ip_stays_until_its_last_port_is_gone() -> None:
     https = plan(service_port(port_name="https", port=443), endpoint())
     contents = loaded(context(), {http.name: http, https.name: https})
     first = changed(contents, {http.name: None})
-    assert "cluster-ips" not in first.batch.element_counts()
+    assert "cluster-ips" not in first.batch.count_elements()
     first.apply()
-    assert changed(contents, {https.name: None}).batch.element_counts()["cluster-ips"] == 1
+    assert changed(contents, {https.name: None}).batch.count_elements()["cluster-ips"] == 1
 
 
 def test_idle_balancer_chains_are_removed_when_there_are_many() -> None:

@@ -128,7 +128,7 @@ def test_an_element_that_cannot_be_looked_up_is_not_taken_for_a_deleted_one(
         lambda _protocol: WithoutLookups([*wanted, b"\x0a\x09\x09\x09"]),
     )
     socket = NftablesSocket()
-    body = encode.element_list(CLUSTER_IPS)
+    body = encode.encode_element_list(CLUSTER_IPS)
     with pytest.raises(NotSupported):
         socket.get_each(nf.NFT_MSG_GETSETELEM, 2, [body], "look up elements")
     reader = NarrowReader(socket, find_traits(Family.IPV4), contents)
@@ -152,7 +152,7 @@ def test_owners_of_many_faults_are_found_in_one_pass_over_the_batch(monkeypatch:
     contents = Contents(context())
     contents.load(fragments)
     batch = contents.full_batch(replace=False, update=False)
-    total = len(list(batch.messages(one_by_one=True)))
+    total = len(list(batch.encode(one_by_one=True)))
     monkeypatch.setattr(Slots, "__iter__", counted)
     faults = [Fault(position, errno.EINVAL) for position in range(total)]
     rejected = find_rejected_service_ports(batch, faults, fragments)
