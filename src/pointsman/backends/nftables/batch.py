@@ -112,6 +112,12 @@ class Steps:
         return Step(verb, about, build_nftables_message(kind, self._traits.nfproto, flags, body))
 
 
+def _find_keys(operation: ElementOperation) -> Iterator[bytes]:
+    if isinstance(operation, AddElements):
+        return (element.key for element, _ in operation.entries)
+    return (key for key, _ in operation.entries)
+
+
 def _describe_set(spec: SetSpec) -> BatchItem:
     return BatchItem(f"{text.format_set_keyword(spec)} {spec.name}", spec.name)
 
@@ -156,9 +162,8 @@ class Batch:
                 continue
             end = start + len(operation.entries)
             if any(start <= position < end for position in wanted):
-                for position, (entry, _) in enumerate(operation.entries, start):
+                for position, key in enumerate(_find_keys(operation), start):
                     if position in wanted:
-                        key = entry if isinstance(entry, bytes) else entry.key
                         found[position] = self._describe_element(operation.spec, key)
             start = end
         return found
