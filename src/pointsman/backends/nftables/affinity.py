@@ -18,7 +18,7 @@ import msgspec
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.balancers import build_marked_goto, build_short_circuit
-from pointsman.backends.nftables.clauses import rule
+from pointsman.backends.nftables.clauses import build_rule
 from pointsman.backends.nftables.fields import Field, find_traits
 from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.model.endpoint import Endpoint, Identity
@@ -72,7 +72,7 @@ def build_affinity_chains(
         if where in names:
             continue
         name = names[where] = _compute_digest(*identity, str(endpoint))
-        comment = userdata.printable(f"{label} to {endpoint}")
+        comment = userdata.make_printable(f"{label} to {endpoint}")
         sets.append(schema.build_affinity_set(_SET_PREFIX + name, comment))
         chains.append(_build_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
         reached.append((chains[-1].name, str(endpoint)))
@@ -96,13 +96,13 @@ def _build_endpoint_chain(
     plan: ServicePlan, endpoint: Endpoint, name: str, comment: str, context: NodeContext, *, counters: bool
 ) -> Chain:
     traits = find_traits(context.family)
-    redirect = c.dnat_to(endpoint.address, endpoint.port, traits)
+    redirect = c.redirect_to(endpoint.address, endpoint.port, traits)
     count = (c.COUNTER,) if counters else ()
     return Chain(
         f"endpoint-{name}",
         (
-            rule(c.remember_source(_SET_PREFIX + name, plan.port.service.affinity_seconds, traits)),
-            rule(c.protocol_is(plan.port.protocol), *count, redirect),
+            build_rule(c.remember_source(_SET_PREFIX + name, plan.port.service.affinity_seconds, traits)),
+            build_rule(c.match_protocol(plan.port.protocol), *count, redirect),
         ),
         comment,
     )
@@ -112,15 +112,17 @@ def _build_view_chain(name: str, shares: list[tuple[str, int]], label: str, cont
     """`shares` are the endpoints, each with the number of slots it has of all."""
     traits = find_traits(context.family)
     sticky = [
-        rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, traits), c.goto(f"endpoint-{endpoint}"))
+        build_rule(
+            c.match_set((Field.SOURCE,), _SET_PREFIX + endpoint, traits), c.goto(f"endpoint-{endpoint}")
+        )
         for endpoint, _ in shares
     ]
     left = sum(count for _, count in shares)
     random = []
     for endpoint, count in shares[:-1]:
-        random.append(rule(c.one_in(left, count), c.goto(f"endpoint-{endpoint}")))
+        random.append(build_rule(c.match_share(left, count), c.goto(f"endpoint-{endpoint}")))
         left -= count
-    random.append(rule(c.goto(f"endpoint-{shares[-1][0]}")))
+    random.append(build_rule(c.goto(f"endpoint-{shares[-1][0]}")))
     return Chain(name, (*sticky, *random), label)
 
 
@@ -131,5 +133,5 @@ def _build_external_chain(
         return Chain(name, (build_marked_goto(context, f"service-{digest}"),) if cluster else (), label)
     rules = list(build_short_circuit(context, f"service-{digest}")) if cluster else []
     if local:
-        rules.append(rule(c.goto(f"local-{digest}")))
+        rules.append(build_rule(c.goto(f"local-{digest}")))
     return Chain(name, tuple(rules), label)

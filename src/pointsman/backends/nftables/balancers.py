@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema
-from pointsman.backends.nftables.clauses import Rule, rule
+from pointsman.backends.nftables.clauses import Rule, build_rule
 from pointsman.backends.nftables.fields import Field, find_traits
 from pointsman.backends.nftables.schema import Chain
 from pointsman.model.node_context import NodeContext
@@ -122,9 +122,9 @@ def _format_name(balancer: Balancer) -> str:
 def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
     """The chain with its rules."""
     if balancer.flavour is Flavour.RESET:
-        return Chain(balancer.name, (rule(c.RESET),))
+        return Chain(balancer.name, (build_rule(c.RESET),))
     if balancer.flavour is Flavour.RESET_KNOWN:
-        return Chain(balancer.name, (rule(c.RESET_UNLESS_FIRST), rule(c.DROP_PACKET)))
+        return Chain(balancer.name, (build_rule(c.RESET_UNLESS_FIRST), build_rule(c.DROP_PACKET)))
     further = balancer.needs()
     if further is None:
         return Chain(balancer.name, (_build_pick_rule(balancer, context, local=False),))
@@ -141,14 +141,14 @@ def build_short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
     rules = []
     pods = schema.build_source_match(context.local, find_traits(context.family))
     if pods is not None:
-        rules.append(rule(pods, c.goto(target), comment="pods"))
+        rules.append(build_rule(pods, c.goto(target), comment="pods"))
     mark = c.set_mark_bit(context.masquerade_mark)
-    rules.append(rule(c.SOURCE_IS_NODE, mark, c.goto(target), comment="the node itself"))
+    rules.append(build_rule(c.SOURCE_IS_NODE, mark, c.goto(target), comment="the node itself"))
     return tuple(rules)
 
 
 def build_marked_goto(context: NodeContext, target: str) -> Rule:
-    return rule(c.set_mark_bit(context.masquerade_mark), c.goto(target))
+    return build_rule(c.set_mark_bit(context.masquerade_mark), c.goto(target))
 
 
 def _build_pick_rule(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
@@ -160,4 +160,4 @@ def _build_pick_rule(balancer: Balancer, context: NodeContext, *, local: bool) -
         key = schema.FRONTEND
         where = schema.LOCAL_ENDPOINTS if local else schema.ENDPOINTS
     draw = c.Draw(balancer.size, _HASHED[balancer.pick], context.balancing.seed)
-    return rule(c.dnat_from((*key, Field.SLOT), draw, where, find_traits(context.family)))
+    return build_rule(c.redirect_to_slot((*key, Field.SLOT), draw, where, find_traits(context.family)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pointsman.backends.nftables.fields import FamilyTraits, Field, find_field_length, key_length
+from pointsman.backends.nftables.fields import FamilyTraits, Field, FieldTraits, compute_key_length
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import nested, text, u8, u32be, u64be
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     targets: tuple[str, ...] = ()
 
 
-def rule(*clauses: Clause, comment: str = "") -> Rule:
+def build_rule(*clauses: Clause, comment: str = "") -> Rule:
     return Rule(
         " ".join(clause.text for clause in clauses if clause.text),
         b"".join(clause.encoding for clause in clauses),
@@ -61,15 +61,15 @@ class Draw(NamedTuple):
     hashed: tuple[Field, ...] = ()
     seed: int = 0
 
-    def text(self, traits: FamilyTraits) -> str:
+    def format(self, traits: FamilyTraits) -> str:
         if not self.hashed:
             return f"numgen random mod {self.size}"
-        return f"jhash {key_text(self.hashed, traits)} mod {self.size} seed {self.seed:#x}"
+        return f"jhash {format_key_fields(self.hashed, traits)} mod {self.size} seed {self.seed:#x}"
 
-    def encoding(self, register: int, traits: FamilyTraits) -> bytes:
+    def encode(self, register: int, traits: FamilyTraits) -> bytes:
         if not self.hashed:
             return w.numgen(register, self.size)
-        length = key_length(self.hashed, traits)
+        length = compute_key_length(self.hashed, traits)
         loaded = _load_key(self.hashed, traits, register=register)
         return loaded + w.source_hash(register, length, self.size, self.seed)
 
@@ -78,77 +78,67 @@ _ANY_DRAW = Draw(2)
 """The placeholder for the slot where a type is described."""
 
 
-def key_text(fields: tuple[Field, ...], traits: FamilyTraits, draw: Draw = _ANY_DRAW) -> str:
-    formatted = {
-        Field.SOURCE: f"{traits.keyword} saddr",
-        Field.DESTINATION: f"{traits.keyword} daddr",
-        Field.PROTOCOL: "meta l4proto",
-        Field.PORT: "th dport",
-        Field.SOURCE_PORT: "th sport",
-    }
-    return " . ".join(draw.text(traits) if field is Field.SLOT else formatted[field] for field in fields)
+def format_key_fields(key: tuple[Field, ...], traits: FamilyTraits, draw: Draw = _ANY_DRAW) -> str:
+    texts = (draw.format(traits) if field is Field.SLOT else traits.fields[field].text for field in key)
+    return " . ".join(texts)
 
 
 def _load_key(
-    fields: tuple[Field, ...],
-    traits: FamilyTraits,
-    draw: Draw = _ANY_DRAW,
-    register: int = w.FIRST_REGISTER,
+    key: tuple[Field, ...], traits: FamilyTraits, draw: Draw = _ANY_DRAW, register: int = w.FIRST_REGISTER
 ) -> bytes:
     parts = []
-    for field in fields:
-        if field is Field.SOURCE:
-            parts.append(
-                w.payload(
-                    register, nf.NFT_PAYLOAD_NETWORK_HEADER, traits.source_offset, traits.address_length
-                )
-            )
-        elif field is Field.DESTINATION:
-            parts.append(
-                w.payload(
-                    register, nf.NFT_PAYLOAD_NETWORK_HEADER, traits.destination_offset, traits.address_length
-                )
-            )
-        elif field is Field.PROTOCOL:
-            parts.append(w.meta(nf.NFT_META_L4PROTO, register))
-        elif field is Field.PORT:
-            parts.append(w.payload(register, nf.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2))
-        elif field is Field.SOURCE_PORT:
-            parts.append(w.payload(register, nf.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2))
+    for field in key:
+        of = traits.fields[field]
+        if field is Field.SLOT:
+            parts.append(draw.encode(register, traits))
+        elif of.base:
+            parts.append(w.payload(register, of.base, of.offset, of.length))
         else:
-            parts.append(draw.encoding(register, traits))
-        register += (find_field_length(field, traits) + 3) // 4
+            parts.append(w.meta(nf.NFT_META_L4PROTO, register))
+        register += of.registers
     return b"".join(parts)
 
 
-def in_set(fields: tuple[Field, ...], name: str, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
+def match_set(key: tuple[Field, ...], name: str, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
     lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_FLAGS, nf.NFT_LOOKUP_F_INV if inverted else 0))
     sign = "!= " if inverted else ""
-    return Clause(f"{key_text(fields, traits)} {sign}@{name}", _load_key(fields, traits) + lookup)
+    return Clause(f"{format_key_fields(key, traits)} {sign}@{name}", _load_key(key, traits) + lookup)
 
 
-def verdict_from(fields: tuple[Field, ...], name: str, traits: FamilyTraits) -> Clause:
+def follow_verdict(key: tuple[Field, ...], name: str, traits: FamilyTraits) -> Clause:
+    """Do what the verdict map says."""
     lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_DREG, nf.NFT_REG_VERDICT))
-    return Clause(f"{key_text(fields, traits)} vmap @{name}", _load_key(fields, traits) + lookup)
+    return Clause(f"{format_key_fields(key, traits)} vmap @{name}", _load_key(key, traits) + lookup)
 
 
-def dnat_from(fields: tuple[Field, ...], draw: Draw, name: str, traits: FamilyTraits) -> Clause:
+def redirect_to_slot(key: tuple[Field, ...], draw: Draw, name: str, traits: FamilyTraits) -> Clause:
     """Draw a slot and go where the map says."""
     lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_DREG, w.FIRST_REGISTER))
-    port_register = w.FIRST_REGISTER + traits.address_registers
     return Clause(
-        f"dnat {traits.keyword} to {key_text(fields, traits, draw)} map @{name}",
-        _load_key(fields, traits, draw) + lookup + _nat(port_register, traits),
+        f"dnat {traits.keyword} to {format_key_fields(key, traits, draw)} map @{name}",
+        _load_key(key, traits, draw) + lookup + _encode_nat(traits),
     )
 
 
-def _nat(port_register: int, traits: FamilyTraits) -> bytes:
+def redirect_to(address: bytes, port: int, traits: FamilyTraits) -> Clause:
+    """Go to one endpoint."""
+    host = address_text(address) if len(address) == 4 else f"[{address_text(address)}]"
+    loaded = w.immediate(w.FIRST_REGISTER, w.plain(address))
+    loaded += w.immediate(_find_port_register(traits), w.plain(port.to_bytes(2, "big")))
+    return Clause(f"dnat to {host}:{port}", loaded + _encode_nat(traits))
+
+
+def _find_port_register(traits: FamilyTraits) -> int:
+    return w.FIRST_REGISTER + traits.fields[Field.DESTINATION].registers
+
+
+def _encode_nat(traits: FamilyTraits) -> bytes:
     return w.expression(
         "nat",
         u32be(nf.NFTA_NAT_TYPE, nf.NFT_NAT_DNAT),
         u32be(nf.NFTA_NAT_FAMILY, traits.nfproto),
         u32be(nf.NFTA_NAT_REG_ADDR_MIN, w.FIRST_REGISTER),
-        u32be(nf.NFTA_NAT_REG_PROTO_MIN, port_register),
+        u32be(nf.NFTA_NAT_REG_PROTO_MIN, _find_port_register(traits)),
         u32be(nf.NFTA_NAT_FLAGS, _NAT_RANGE),
     )
 
@@ -159,87 +149,75 @@ ALWAYS = Clause("", b"")
 # --- matches ------------------------------------------------------------------------------------------------
 
 
-def _address(cidr: Cidr, offset: int, operation: int) -> bytes:
+def _match(subject: str, load: bytes, wanted: str, value: bytes, *, inverted: bool = False) -> Clause:
+    operation = nf.NFT_CMP_NEQ if inverted else nf.NFT_CMP_EQ
+    sign = "!= " if inverted else ""
+    return Clause(f"{subject} {sign}{wanted}", load + w.compare(operation, value))
+
+
+def _match_address(field: FieldTraits, cidr: Cidr, *, inverted: bool) -> Clause:
     whole, rest = divmod(cidr.prefix, 8)
     if not rest:
-        load = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, offset, whole)
-        return load + w.compare(operation, cidr.network[:whole])
-    bits = len(cidr.network) * 8
-    mask = (((1 << cidr.prefix) - 1) << (bits - cidr.prefix)).to_bytes(len(cidr.network), "big")
-    load = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, offset, len(cidr.network))
-    return load + w.bitwise(mask, bytes(len(mask))) + w.compare(operation, cidr.network)
+        wanted = address_text(cidr.network) if whole == field.length else str(cidr)
+        load = w.payload(w.FIRST_REGISTER, field.base, field.offset, whole)
+        return _match(field.text, load, wanted, cidr.network[:whole], inverted=inverted)
+    bits = field.length * 8
+    mask = (((1 << cidr.prefix) - 1) << (bits - cidr.prefix)).to_bytes(field.length, "big")
+    load = w.payload(w.FIRST_REGISTER, field.base, field.offset, field.length)
+    load += w.bitwise(mask, bytes(field.length))
+    return _match(field.text, load, str(cidr), cidr.network, inverted=inverted)
 
 
-def _cidr_text(cidr: Cidr) -> str:
-    return address_text(cidr.network) if cidr.prefix == len(cidr.network) * 8 else str(cidr)
+def match_source(cidr: Cidr, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
+    return _match_address(traits.fields[Field.SOURCE], cidr, inverted=inverted)
 
 
-def source_in(cidr: Cidr, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
-    sign = "!= " if inverted else ""
-    return Clause(
-        f"{traits.keyword} saddr {sign}{_cidr_text(cidr)}",
-        _address(cidr, traits.source_offset, nf.NFT_CMP_NEQ if inverted else nf.NFT_CMP_EQ),
+def match_destination(cidr: Cidr, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
+    return _match_address(traits.fields[Field.DESTINATION], cidr, inverted=inverted)
+
+
+def match_interface(name: str, *, prefix: bool, inverted: bool = False) -> Clause:
+    value = name.encode()
+    if not prefix:
+        value = value.ljust(_INTERFACE_LENGTH, b"\0")[:_INTERFACE_LENGTH]
+    load = w.meta(nf.NFT_META_IIFNAME, w.FIRST_REGISTER)
+    return _match("iifname", load, f'"{name}{"*" if prefix else ""}"', value, inverted=inverted)
+
+
+def _match_local(what: str, flag: int) -> Clause:
+    load = w.expression(
+        "fib",
+        u32be(nf.NFTA_FIB_DREG, w.FIRST_REGISTER),
+        u32be(nf.NFTA_FIB_RESULT, nf.NFT_FIB_RESULT_ADDRTYPE),
+        u32be(nf.NFTA_FIB_FLAGS, flag),
     )
+    return _match(f"fib {what} type", load, "local", w.host(_RTN_LOCAL))
 
 
-def destination_in(cidr: Cidr, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
-    sign = "!= " if inverted else ""
+SOURCE_IS_NODE = _match_local("saddr", nf.NFTA_FIB_F_SADDR)
+DESTINATION_IS_NODE = _match_local("daddr", nf.NFTA_FIB_F_DADDR)
+
+
+def _match_conntrack(formatted: str, key: int, bit: int) -> Clause:
     return Clause(
-        f"{traits.keyword} daddr {sign}{_cidr_text(cidr)}",
-        _address(cidr, traits.destination_offset, nf.NFT_CMP_NEQ if inverted else nf.NFT_CMP_EQ),
-    )
-
-
-def arrived_on(interface: str, *, prefix: bool, inverted: bool = False) -> Clause:
-    name = interface.encode()
-    value = name if prefix else name.ljust(_INTERFACE_LENGTH, b"\0")[:_INTERFACE_LENGTH]
-    sign = "!= " if inverted else ""
-    return Clause(
-        f'iifname {sign}"{interface}{"*" if prefix else ""}"',
-        w.meta(nf.NFT_META_IIFNAME, w.FIRST_REGISTER)
-        + w.compare(nf.NFT_CMP_NEQ if inverted else nf.NFT_CMP_EQ, value),
-    )
-
-
-def _fib(what: str, flag: int) -> Clause:
-    return Clause(
-        f"fib {what} type local",
-        w.expression(
-            "fib",
-            u32be(nf.NFTA_FIB_DREG, w.FIRST_REGISTER),
-            u32be(nf.NFTA_FIB_RESULT, nf.NFT_FIB_RESULT_ADDRTYPE),
-            u32be(nf.NFTA_FIB_FLAGS, flag),
-        )
-        + w.compare(nf.NFT_CMP_EQ, w.host(_RTN_LOCAL)),
-    )
-
-
-SOURCE_IS_NODE = _fib("saddr", nf.NFTA_FIB_F_SADDR)
-DESTINATION_IS_NODE = _fib("daddr", nf.NFTA_FIB_F_DADDR)
-
-
-def _conntrack_bit(spelling: str, key: int, bit: int) -> Clause:
-    return Clause(
-        spelling,
+        formatted,
         w.expression("ct", u32be(nf.NFTA_CT_DREG, w.FIRST_REGISTER), u32be(nf.NFTA_CT_KEY, key))
         + w.bitwise(w.host(bit), bytes(4))
         + w.compare(nf.NFT_CMP_NEQ, bytes(4)),
     )
 
 
-NEW_CONNECTION = _conntrack_bit("ct state new", nf.NFT_CT_STATE, _CT_STATE_NEW)
-REDIRECTED = _conntrack_bit("ct status dnat", nf.NFT_CT_STATUS, _CT_STATUS_DNAT)
+NEW_CONNECTION = _match_conntrack("ct state new", nf.NFT_CT_STATE, _CT_STATE_NEW)
+REDIRECTED = _match_conntrack("ct status dnat", nf.NFT_CT_STATUS, _CT_STATUS_DNAT)
 
 
-def protocol_is(protocol: Protocol) -> Clause:
-    return Clause(
-        f"meta l4proto {protocol.lower}",
-        w.meta(nf.NFT_META_L4PROTO, w.FIRST_REGISTER) + w.compare(nf.NFT_CMP_EQ, bytes((protocol.value,))),
-    )
+def match_protocol(protocol: Protocol) -> Clause:
+    load = w.meta(nf.NFT_META_L4PROTO, w.FIRST_REGISTER)
+    return _match("meta l4proto", load, protocol.lower, bytes((protocol.value,)))
 
 
-def one_in(size: int, count: int = 1) -> Clause:
-    """True for `count` packets out of `size`, at random."""
+def match_share(size: int, count: int = 1) -> Clause:
+    """Match `count` packets out of `size`, at random."""
     drawn = w.numgen(w.FIRST_REGISTER, size)
     if count == 1:
         return Clause(f"numgen random mod {size} 0", drawn + w.compare(nf.NFT_CMP_EQ, bytes(4)))
@@ -264,7 +242,7 @@ def set_mark_bit(mark: int) -> Clause:
     )
 
 
-def mark_bit_is_set(mark: int) -> Clause:
+def match_mark_bit(mark: int) -> Clause:
     return Clause(
         f"meta mark & {mark:#010x} != 0x00000000",
         _LOAD_MARK + w.bitwise(w.host(mark), bytes(4)) + w.compare(nf.NFT_CMP_NEQ, bytes(4)),
@@ -282,7 +260,7 @@ def flip_mark_bit(mark: int) -> Clause:
 
 
 def encode_verdict(verb: str, chain: str) -> bytes:
-    """The value of a verdict: `goto CHAIN`, `jump CHAIN`, or `drop` for an empty chain."""
+    """Return the value of a verdict: `goto CHAIN`, `jump CHAIN`, or `drop` for an empty chain."""
     if not chain:
         return nested(nf.NFTA_DATA_VERDICT, u32be(nf.NFTA_VERDICT_CODE, nf.NF_DROP))
     return nested(
@@ -292,19 +270,19 @@ def encode_verdict(verb: str, chain: str) -> bytes:
     )
 
 
-def _immediate_verdict(verb: str, chain: str) -> bytes:
+def _set_verdict(verb: str, chain: str) -> bytes:
     return w.immediate(nf.NFT_REG_VERDICT, encode_verdict(verb, chain))
 
 
 def goto(chain: str) -> Clause:
-    return Clause(f"goto {chain}", _immediate_verdict("goto", chain), chain)
+    return Clause(f"goto {chain}", _set_verdict("goto", chain), chain)
 
 
 def jump(chain: str) -> Clause:
-    return Clause(f"jump {chain}", _immediate_verdict("jump", chain), chain)
+    return Clause(f"jump {chain}", _set_verdict("jump", chain), chain)
 
 
-DROP_PACKET = Clause("drop", _immediate_verdict("", ""))
+DROP_PACKET = Clause("drop", _set_verdict("", ""))
 RETURN = Clause(
     "return",
     w.immediate(
@@ -334,7 +312,7 @@ _FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
 _RESET = w.expression(
     "reject", u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_TCP_RST), u8(nf.NFTA_REJECT_ICMP_CODE, 0)
 )
-_IS_TCP = protocol_is(Protocol.TCP).encoding
+_IS_TCP = match_protocol(Protocol.TCP).encoding
 
 RESET = Clause("reject with tcp reset", _IS_TCP + _RESET)
 RESET_UNLESS_FIRST = Clause(
@@ -346,17 +324,6 @@ RESET_UNLESS_FIRST = Clause(
     + _RESET,
 )
 """Refuses what belongs to a connection that this node does not know; the first packet of a new one passes."""
-
-
-def dnat_to(address: bytes, port: int, traits: FamilyTraits) -> Clause:
-    spelled = address_text(address) if len(address) == 4 else f"[{address_text(address)}]"
-    port_register = w.FIRST_REGISTER + traits.address_registers
-    return Clause(
-        f"dnat to {spelled}:{port}",
-        w.immediate(w.FIRST_REGISTER, w.plain(address))
-        + w.immediate(port_register, w.plain(port.to_bytes(2, "big")))
-        + _nat(port_register, traits),
-    )
 
 
 def remember_source(name: str, seconds: int, traits: FamilyTraits) -> Clause:

@@ -15,7 +15,7 @@ from pointsman.backends.nftables.balancers import (
     Pick,
     shared_balancer,
 )
-from pointsman.backends.nftables.clauses import rule
+from pointsman.backends.nftables.clauses import build_rule
 from pointsman.backends.nftables.fields import find_traits, pack_port, pack_protocol
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrange_slots
 from pointsman.backends.nftables.schema import Chain
@@ -45,7 +45,7 @@ class _Compilation:
         self._plan = plan
         self._context = context
         self._protocol = pack_protocol(plan.port.protocol.value)
-        self._label = userdata.printable(str(plan.name))
+        self._label = userdata.make_printable(str(plan.name))
         self._before = {(pool.where, pool.prefix): pool.slots for pool in previous.pools} if previous else {}
         self._elements: dict[tuple[str, bytes], Element] = {}
         self._pools: list[Pool] = []
@@ -176,11 +176,11 @@ def _build_node_port_guard(
     """
     admitted = c.goto(target) if target else c.RETURN
     traits = find_traits(context.family)
-    rules = [rule(c.source_in(cidr, traits), admitted) for cidr in frontend.source_ranges]
+    rules = [build_rule(c.match_source(cidr, traits), admitted) for cidr in frontend.source_ranges]
     if frontend.admits_any(context.node_ips):
         # To one of its own addresses a node speaks from that very address.
-        rules.append(rule(c.SOURCE_IS_NODE, admitted, comment="the node itself"))
-    return Chain(f"nodeport-ranges-{compute_digest(name)}", (*rules, rule(c.DROP_PACKET)), label)
+        rules.append(build_rule(c.SOURCE_IS_NODE, admitted, comment="the node itself"))
+    return Chain(f"nodeport-ranges-{compute_digest(name)}", (*rules, build_rule(c.DROP_PACKET)), label)
 
 
 def _pack_endpoints(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pointsman.backends.nftables import clauses, userdata
 from pointsman.backends.nftables.clauses import Rule
-from pointsman.backends.nftables.fields import FamilyTraits, find_field_length
+from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
@@ -41,7 +41,7 @@ def name_object(kind: int, name: str) -> bytes:
 
 def encode_table(comment: str) -> bytes:
     flags = u32be(nf.NFTA_TABLE_FLAGS, 0)
-    return TABLE_NAME + flags + attribute(nf.NFTA_TABLE_USERDATA, userdata.comment(comment))
+    return TABLE_NAME + flags + attribute(nf.NFTA_TABLE_USERDATA, userdata.encode_comment(comment))
 
 
 def encode_chain(chain: Chain) -> bytes:
@@ -51,7 +51,7 @@ def encode_chain(chain: Chain) -> bytes:
         body += nested(nf.NFTA_CHAIN_HOOK, u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point), priority)
         body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
     if chain.comment:
-        body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.comment(chain.comment))
+        body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.encode_comment(chain.comment))
     return body
 
 
@@ -59,7 +59,7 @@ def encode_rule(chain: str, rule: Rule) -> bytes:
     body = name_object(nf.NFTA_RULE_CHAIN, chain)
     body += attribute(nf.NFTA_RULE_EXPRESSIONS | NLA_F_NESTED, rule.expressions)
     if rule.comment:
-        body += attribute(nf.NFTA_RULE_USERDATA, userdata.comment(rule.comment))
+        body += attribute(nf.NFTA_RULE_USERDATA, userdata.encode_comment(rule.comment))
     return body
 
 
@@ -79,7 +79,7 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
     if spec.dynamic:
         parts.append(nested(nf.NFTA_SET_DESC, u32be(nf.NFTA_SET_DESC_SIZE, AFFINITY_SIZE)))
     if spec.interval:
-        lengths = (u32be(nf.NFTA_SET_FIELD_LEN, find_field_length(field, traits)) for field in spec.key)
+        lengths = (u32be(nf.NFTA_SET_FIELD_LEN, field.length) for field in traits.find_fields(spec.key))
         fields = (nested(nf.NFTA_LIST_ELEM, length) for length in lengths)
         parts.append(nested(nf.NFTA_SET_DESC, nested(nf.NFTA_SET_DESC_CONCAT, *fields)))
     description = userdata.encode_set_description(
@@ -129,7 +129,7 @@ def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
         if element.chain is not None:
             body += _encode_verdict(element.chain)
         if label:
-            body += attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.comment(label))
+            body += attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.encode_comment(label))
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 

@@ -5,74 +5,12 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from pointsman.kernel import nf_tables
+from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import Family
-
-
-class FamilyTraits(msgspec.Struct, frozen=True, gc=False):
-    """How one IP family is spelled in nft syntax and numbered in netlink."""
-
-    family: Family
-    nfproto: int
-    keyword: str
-    address_type: str
-    address_length: int
-    source_offset: int
-    destination_offset: int
-    network_id: int
-    """nft's number of the header description, for typeof."""
-    destination_id: int
-    """nft's number of the destination address field, for typeof."""
-    address_datatype: int
-    reject_default: int
-    """ICMP code of a plain `reject`: port unreachable."""
-    loopback: str
-
-    @property
-    def address_registers(self) -> int:
-        """How many 32-bit registers an address takes."""
-        return self.address_length // 4
-
-
-_IPV4 = FamilyTraits(
-    Family.IPV4,
-    nfproto=nf_tables.NFPROTO_IPV4,
-    keyword="ip",
-    address_type="ipv4_addr",
-    address_length=4,
-    source_offset=12,
-    destination_offset=16,
-    network_id=12,
-    destination_id=12,
-    address_datatype=7,
-    reject_default=3,
-    loopback="127.0.0.0/8",
-)
-_IPV6 = FamilyTraits(
-    Family.IPV6,
-    nfproto=nf_tables.NFPROTO_IPV6,
-    keyword="ip6",
-    address_type="ipv6_addr",
-    address_length=16,
-    source_offset=8,
-    destination_offset=24,
-    network_id=13,
-    destination_id=9,
-    address_datatype=8,
-    reject_default=4,
-    loopback="::1/128",
-)
-
-
-def find_traits(family: Family) -> FamilyTraits:
-    return _IPV4 if family is Family.IPV4 else _IPV6
-
-
-# --- keys ---------------------------------------------------------------------------------------------------
 
 SLOT_LENGTH = 4
 
@@ -88,18 +26,101 @@ class Field(enum.Enum):
     SLOT = "slot"
 
 
-def find_field_length(field: Field, traits: FamilyTraits) -> int:
-    """Significant bytes of a field."""
-    if field in (Field.SOURCE, Field.DESTINATION):
-        return traits.address_length
-    return {Field.PROTOCOL: 1, Field.PORT: 2, Field.SOURCE_PORT: 2, Field.SLOT: SLOT_LENGTH}[field]
+class FieldTraits(msgspec.Struct, frozen=True, gc=False):
+    """How a field is spelled in nft syntax, and numbered in netlink and in what nft stores beside kernel objects."""
+
+    length: int
+    """Significant bytes."""
+    text: str = ""
+    """In rules; the number of a slot is drawn instead."""
+    type_name: str = ""
+    type_number: int = 0
+    base: int = 0
+    """Header of the packet that it is read from, with `offset`; 0 where it is in none."""
+    offset: int = 0
+    expression: tuple[int, ...] = ()
+    """For the `typeof` description: kind of the expression and its values."""
+
+    @property
+    def registers(self) -> int:
+        """How many 32-bit registers it takes."""
+        return (self.length + 3) // 4
 
 
-def key_length(fields: tuple[Field, ...], traits: FamilyTraits) -> int:
-    """Bytes of a whole key as the kernel counts it: single fields unpadded, concatenations padded."""
-    if len(fields) == 1:
-        return find_field_length(fields[0], traits)
-    return sum((find_field_length(field, traits) + 3) & ~3 for field in fields)
+class FamilyTraits(msgspec.Struct, frozen=True, gc=False):
+    """How one IP family is spelled in nft syntax and numbered in netlink."""
+
+    family: Family
+    nfproto: int
+    keyword: str
+    reject_default: int
+    """ICMP code of a plain `reject`: port unreachable."""
+    loopback: str
+    fields: Mapping[Field, FieldTraits]
+
+    @property
+    def address_length(self) -> int:
+        return self.fields[Field.SOURCE].length
+
+    def find_fields(self, key: Iterable[Field]) -> list[FieldTraits]:
+        return [self.fields[field] for field in key]
+
+
+_PAYLOAD, _META, _NUMGEN = 7, 9, 23
+"""Expressions by nft's numbers."""
+_NETWORK, _TRANSPORT = nf.NFT_PAYLOAD_NETWORK_HEADER, nf.NFT_PAYLOAD_TRANSPORT_HEADER
+
+
+def _build_fields(keyword: str, source: FieldTraits, destination: FieldTraits) -> dict[Field, FieldTraits]:
+    replace = msgspec.structs.replace
+    return {
+        Field.SOURCE: replace(source, text=f"{keyword} saddr"),
+        Field.DESTINATION: replace(destination, text=f"{keyword} daddr"),
+        Field.PROTOCOL: FieldTraits(1, "meta l4proto", "inet_proto", 12, expression=(_META, 16)),
+        Field.PORT: FieldTraits(2, "th dport", "inet_service", 13, _TRANSPORT, 2, (_PAYLOAD, 11, 2)),
+        Field.SOURCE_PORT: FieldTraits(2, "th sport", base=_TRANSPORT),
+        Field.SLOT: FieldTraits(SLOT_LENGTH, type_number=4, expression=(_NUMGEN, 1, 2, 0)),
+    }
+
+
+_IPV4 = FamilyTraits(
+    Family.IPV4,
+    nf.NFPROTO_IPV4,
+    keyword="ip",
+    reject_default=3,
+    loopback="127.0.0.0/8",
+    fields=_build_fields(
+        "ip",
+        FieldTraits(4, "", "ipv4_addr", 7, _NETWORK, 12),
+        FieldTraits(4, "", "ipv4_addr", 7, _NETWORK, 16, (_PAYLOAD, 12, 12)),
+    ),
+)
+_IPV6 = FamilyTraits(
+    Family.IPV6,
+    nf.NFPROTO_IPV6,
+    keyword="ip6",
+    reject_default=4,
+    loopback="::1/128",
+    fields=_build_fields(
+        "ip6",
+        FieldTraits(16, "", "ipv6_addr", 8, _NETWORK, 8),
+        FieldTraits(16, "", "ipv6_addr", 8, _NETWORK, 24, (_PAYLOAD, 13, 9)),
+    ),
+)
+
+
+def find_traits(family: Family) -> FamilyTraits:
+    return _IPV4 if family is Family.IPV4 else _IPV6
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def compute_key_length(key: tuple[Field, ...], traits: FamilyTraits) -> int:
+    """Return the bytes of a key as the kernel counts them: single fields unpadded, concatenations padded."""
+    if len(key) == 1:
+        return traits.fields[key[0]].length
+    return sum(4 * field.registers for field in traits.find_fields(key))
 
 
 def pack_port(port: int) -> bytes:
@@ -111,7 +132,7 @@ def pack_protocol(protocol: int) -> bytes:
 
 
 def pack_slot_numbers(count: int) -> Sequence[bytes]:
-    """The numbers of at least `count` slots, shared by the worker threads of both families: never changed."""
+    """Return the numbers of at least `count` slots, shared by the worker threads of both families: never changed."""
     size = 1 << count.bit_length()
     return _remember_slot_numbers(size) if size <= _MAX_REMEMBERED else _pack_slot_numbers(size)
 

@@ -81,7 +81,7 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
     fields = (*schema.FRONTEND, Field.SLOT)
     chain = Chain(
         "preflight",
-        (c.rule(c.dnat_from(fields, draw, schema.ENDPOINTS, traits)),),
+        (c.build_rule(c.redirect_to_slot(fields, draw, schema.ENDPOINTS, traits)),),
         hook=Hook("nat", HookPoint.PREROUTING, 0),
     )
     steps = Steps(traits)
@@ -120,20 +120,26 @@ def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
     return [
         (
             "CONFIG_NFT_CT (nft_ct) with CONFIG_NF_CONNTRACK",
-            probe("filter", entry, c.rule(c.NEW_CONNECTION)),
+            probe("filter", entry, c.build_rule(c.NEW_CONNECTION)),
         ),
-        (f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe("filter", entry, c.rule(c.reject(traits)))),
+        (
+            f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})",
+            probe("filter", entry, c.build_rule(c.reject(traits))),
+        ),
         ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _build_nat_rule(traits))),
-        ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.rule(c.MASQUERADE))),
+        ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.build_rule(c.MASQUERADE))),
         (
             f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})",
-            probe("filter", prerouting, c.rule(c.DESTINATION_IS_NODE)),
+            probe("filter", prerouting, c.build_rule(c.DESTINATION_IS_NODE)),
         ),
-        ("CONFIG_NFT_NUMGEN (nft_numgen)", probe("filter", entry, c.rule(c.one_in(2)))),
+        ("CONFIG_NFT_NUMGEN (nft_numgen)", probe("filter", entry, c.build_rule(c.match_share(2)))),
         (
             "nft sets: CONFIG_NF_TABLES of 5.6 or later",
             probe(
-                "filter", entry, c.rule(c.in_set(destination, schema.CLUSTER_IPS, traits)), schema.CLUSTER_IPS
+                "filter",
+                entry,
+                c.build_rule(c.match_set(destination, schema.CLUSTER_IPS, traits)),
+                schema.CLUSTER_IPS,
             ),
         ),
         (
@@ -141,14 +147,17 @@ def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
             probe(
                 "nat",
                 prerouting,
-                c.rule(c.dnat_from(fields, c.Draw(2), schema.ENDPOINTS, traits)),
+                c.build_rule(c.redirect_to_slot(fields, c.Draw(2), schema.ENDPOINTS, traits)),
                 schema.ENDPOINTS,
             ),
         ),
         (
             "interval concatenations (kernel 5.6)",
             probe(
-                "filter", entry, c.rule(c.in_set(allow, schema.FIREWALL_ALLOW, traits)), schema.FIREWALL_ALLOW
+                "filter",
+                entry,
+                c.build_rule(c.match_set(allow, schema.FIREWALL_ALLOW, traits)),
+                schema.FIREWALL_ALLOW,
             ),
         ),
         (
@@ -156,7 +165,7 @@ def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
             probe(
                 "filter",
                 entry,
-                c.rule(c.remember_source("affinity-preflight", 60, traits)),
+                c.build_rule(c.remember_source("affinity-preflight", 60, traits)),
                 "affinity-preflight",
             ),
         ),
@@ -164,6 +173,6 @@ def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
 
 
 def _build_nat_rule(traits: FamilyTraits) -> c.Rule:
-    return c.rule(
-        c.protocol_is(Protocol.TCP), c.dnat_to(bytes(traits.address_length - 1) + b"\x01", 80, traits)
+    return c.build_rule(
+        c.match_protocol(Protocol.TCP), c.redirect_to(bytes(traits.address_length - 1) + b"\x01", 80, traits)
     )

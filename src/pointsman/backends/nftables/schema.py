@@ -14,8 +14,8 @@ import msgspec
 
 from pointsman.backends.netfilter.names import PROXY_TABLE
 from pointsman.backends.nftables import clauses as c
-from pointsman.backends.nftables.clauses import Rule, rule
-from pointsman.backends.nftables.fields import FamilyTraits, Field, find_traits, key_length
+from pointsman.backends.nftables.clauses import Rule, build_rule
+from pointsman.backends.nftables.fields import FamilyTraits, Field, compute_key_length, find_traits
 from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -164,14 +164,16 @@ def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
     """The chains that always exist; helpers before the chains that use them."""
     traits = find_traits(context.family)
     new = c.NEW_CONNECTION
-    firewall = rule(new, c.jump("firewall-check"))
-    no_endpoints = rule(new, c.jump("service-endpoints-check"))
-    cluster_ips = rule(new, c.jump("cluster-ips-check"))
+    firewall = build_rule(new, c.jump("firewall-check"))
+    no_endpoints = build_rule(new, c.jump("service-endpoints-check"))
+    cluster_ips = build_rule(new, c.jump("cluster-ips-check"))
     return (
-        Chain(REJECT_CHAIN, (rule(c.reject(traits)),), "target of frontends without endpoints"),
+        Chain(REJECT_CHAIN, (build_rule(c.reject(traits)),), "target of frontends without endpoints"),
         Chain("services", _build_service_rules(context, traits)),
         Chain("firewall-check", (_build_firewall_rule(traits),)),
-        Chain("service-endpoints-check", (rule(c.verdict_from(FRONTEND, NO_ENDPOINT_SERVICES, traits)),)),
+        Chain(
+            "service-endpoints-check", (build_rule(c.follow_verdict(FRONTEND, NO_ENDPOINT_SERVICES, traits)),)
+        ),
         Chain(
             "nodeport-endpoints-check",
             _build_node_port_rules(context, traits, NO_ENDPOINT_NODEPORTS, input_hook=True),
@@ -185,26 +187,32 @@ def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
             "filter",
             HookPoint.INPUT,
             0,
-            rule(new, c.jump("nodeport-endpoints-check")),
+            build_rule(new, c.jump("nodeport-endpoints-check")),
             no_endpoints,
         ),
         _build_base_chain("filter-forward", "filter", HookPoint.FORWARD, 0, no_endpoints, cluster_ips),
         _build_base_chain("filter-output", "filter", HookPoint.OUTPUT, 0, no_endpoints, cluster_ips),
-        _build_base_chain("nat-prerouting", "nat", HookPoint.PREROUTING, -100, rule(c.jump("services"))),
-        _build_base_chain("nat-output", "nat", HookPoint.OUTPUT, -100, rule(c.jump("services"))),
-        _build_base_chain("nat-postrouting", "nat", HookPoint.POSTROUTING, 100, rule(c.jump("masquerading"))),
+        _build_base_chain(
+            "nat-prerouting", "nat", HookPoint.PREROUTING, -100, build_rule(c.jump("services"))
+        ),
+        _build_base_chain("nat-output", "nat", HookPoint.OUTPUT, -100, build_rule(c.jump("services"))),
+        _build_base_chain(
+            "nat-postrouting", "nat", HookPoint.POSTROUTING, 100, build_rule(c.jump("masquerading"))
+        ),
     )
 
 
 def _build_service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     rules = []
-    to_cluster_ip = c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits)
+    to_cluster_ip = c.match_set((Field.DESTINATION,), CLUSTER_IPS, traits)
     mark = c.set_mark_bit(context.masquerade_mark)
     if context.masquerade_all:
-        rules.append(rule(to_cluster_ip, mark, comment="masquerade all ClusterIP traffic"))
+        rules.append(build_rule(to_cluster_ip, mark, comment="masquerade all ClusterIP traffic"))
     elif (outside := build_source_match(context.local, traits, inverted=True)) is not None:
-        rules.append(rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside"))
-    rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, traits)))
+        rules.append(
+            build_rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside")
+        )
+    rules.append(build_rule(c.follow_verdict(FRONTEND, SERVICE_IPS, traits)))
     rules.extend(_build_node_port_rules(context, traits, SERVICE_NODEPORTS))
     return tuple(rules)
 
@@ -213,31 +221,33 @@ def _build_node_port_rules(
     context: NodeContext, traits: FamilyTraits, verdicts: str, *, input_hook: bool = False
 ) -> tuple[Rule, ...]:
     """Node ports answer at every local address but loopback, or at the resolved ones."""
-    lookup = c.verdict_from(NODE_PORT, verdicts, traits)
+    lookup = c.follow_verdict(NODE_PORT, verdicts, traits)
     if not context.node_port_addresses.match_all:
-        return (rule(c.in_set((Field.DESTINATION,), NODEPORT_IPS, traits), lookup),)
+        return (build_rule(c.match_set((Field.DESTINATION,), NODEPORT_IPS, traits), lookup),)
     loopback = cidr_from_text(traits.loopback)
     assert loopback is not None
-    elsewhere = c.destination_in(loopback, traits, inverted=True)
-    return (rule(elsewhere, lookup) if input_hook else rule(c.DESTINATION_IS_NODE, elsewhere, lookup),)
+    elsewhere = c.match_destination(loopback, traits, inverted=True)
+    return (
+        build_rule(elsewhere, lookup) if input_hook else build_rule(c.DESTINATION_IS_NODE, elsewhere, lookup),
+    )
 
 
 def _build_firewall_rule(traits: FamilyTraits) -> Rule:
-    return rule(
-        c.in_set(FRONTEND, FIREWALL_IPS, traits),
-        c.in_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, traits, inverted=True),
+    return build_rule(
+        c.match_set(FRONTEND, FIREWALL_IPS, traits),
+        c.match_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, traits, inverted=True),
         c.DROP_PACKET,
     )
 
 
 def _build_cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
-    unknown_port = rule(
-        c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits),
+    unknown_port = build_rule(
+        c.match_set((Field.DESTINATION,), CLUSTER_IPS, traits),
         c.reject(traits),
         comment="no such port at this ClusterIP",
     )
     unallocated = (
-        rule(c.destination_in(cidr, traits), c.DROP_PACKET, comment="no Service has this address")
+        build_rule(c.match_destination(cidr, traits), c.DROP_PACKET, comment="no Service has this address")
         for cidr in context.service_cidrs
         if cidr.family is context.family and not cidr.is_everything
     )
@@ -248,8 +258,8 @@ def _build_masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple
     mark = context.masquerade_mark
     hairpin_key = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
     return (
-        rule(c.mark_bit_is_set(mark), c.flip_mark_bit(mark), c.MASQUERADE),
-        rule(c.REDIRECTED, c.in_set(hairpin_key, HAIRPIN, traits), c.MASQUERADE),
+        build_rule(c.match_mark_bit(mark), c.flip_mark_bit(mark), c.MASQUERADE),
+        build_rule(c.REDIRECTED, c.match_set(hairpin_key, HAIRPIN, traits), c.MASQUERADE),
     )
 
 
@@ -260,11 +270,11 @@ def build_source_match(
     if local.mode is LocalMode.CIDR and local.cidr is not None:
         if local.cidr.is_everything:
             return None if inverted else c.ALWAYS
-        return c.source_in(local.cidr, traits, inverted=inverted)
+        return c.match_source(local.cidr, traits, inverted=inverted)
     if local.mode is LocalMode.INTERFACE and local.interface:
-        return c.arrived_on(local.interface, prefix=False, inverted=inverted)
+        return c.match_interface(local.interface, prefix=False, inverted=inverted)
     if local.mode is LocalMode.INTERFACE_PREFIX and local.interface:
-        return c.arrived_on(local.interface, prefix=True, inverted=inverted)
+        return c.match_interface(local.interface, prefix=True, inverted=inverted)
     return None
 
 
@@ -285,7 +295,6 @@ def build_affinity_set(name: str, comment: str) -> SetSpec:
 ENDPOINT_FIELDS = (Field.DESTINATION, Field.PORT)
 """What an endpoint map leads to."""
 
-_TYPE_INTEGER, _TYPE_PROTOCOL, _TYPE_SERVICE = 4, 12, 13
 _TYPE_BITS = 6
 """nft numbers the type of a concatenation with six bits per field."""
 
@@ -306,24 +315,17 @@ def compute_set_shape(spec: SetSpec, traits: FamilyTraits) -> SetShape:
         | (nf.NFT_SET_INTERVAL | nf.NFT_SET_CONCAT if spec.interval else 0)
         | (nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL if spec.dynamic else 0)
     )
-    key_type, length = _compute_datatype(spec.key, traits), key_length(spec.key, traits)
+    key_type, length = _compute_datatype(spec.key, traits), compute_key_length(spec.key, traits)
     if spec.data is Data.VERDICT:
         return SetShape(flags, key_type, length, nf.NFT_DATA_VERDICT)
     if spec.data is Data.ENDPOINT:
         data_type = _compute_datatype(ENDPOINT_FIELDS, traits)
-        return SetShape(flags, key_type, length, data_type, key_length(ENDPOINT_FIELDS, traits))
+        return SetShape(flags, key_type, length, data_type, compute_key_length(ENDPOINT_FIELDS, traits))
     return SetShape(flags, key_type, length)
 
 
-def _compute_datatype(fields: Sequence[Field], traits: FamilyTraits) -> int:
-    numbers = {
-        Field.SOURCE: traits.address_datatype,
-        Field.DESTINATION: traits.address_datatype,
-        Field.PROTOCOL: _TYPE_PROTOCOL,
-        Field.PORT: _TYPE_SERVICE,
-        Field.SLOT: _TYPE_INTEGER,
-    }
+def _compute_datatype(key: Sequence[Field], traits: FamilyTraits) -> int:
     value = 0
-    for field in fields:
-        value = value << _TYPE_BITS | numbers[field]
+    for field in traits.find_fields(key):
+        value = value << _TYPE_BITS | field.type_number
     return value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pointsman.backends.nftables.clauses import Rule, key_text
-from pointsman.backends.nftables.fields import FamilyTraits, Field, find_field_length, unpack_slot_number
+from pointsman.backends.nftables.clauses import Rule, format_key_fields
+from pointsman.backends.nftables.fields import FamilyTraits, Field, unpack_slot_number
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
@@ -31,7 +31,7 @@ def format_key(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
 def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:
     offset = 0
     for field in fields:
-        length = find_field_length(field, traits)
+        length = traits.fields[field].length
         value = key[offset : offset + length]
         offset += (length + 3) & ~3
         if field is Field.PROTOCOL:
@@ -98,17 +98,12 @@ def format_set_keyword(spec: SetSpec) -> str:
 def format_set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
     """The lines of a set definition."""
     if spec.typeof:
-        data = f" : {key_text(ENDPOINT_FIELDS, traits)}"
-        lines = [f"typeof {key_text(spec.key, traits)}{data}"]
+        data = f" : {format_key_fields(ENDPOINT_FIELDS, traits)}"
+        lines = [f"typeof {format_key_fields(spec.key, traits)}{data}"]
     else:
-        types = {
-            Field.SOURCE: traits.address_type,
-            Field.DESTINATION: traits.address_type,
-            Field.PROTOCOL: "inet_proto",
-            Field.PORT: "inet_service",
-        }
+        types = (field.type_name for field in traits.find_fields(spec.key))
         data = " : verdict" if spec.data is Data.VERDICT else ""
-        lines = [f"type {' . '.join(types[field] for field in spec.key)}{data}"]
+        lines = [f"type {' . '.join(types)}{data}"]
     if spec.dynamic:
         lines += [f"size {AFFINITY_SIZE}", "flags dynamic,timeout"]
     if spec.interval:

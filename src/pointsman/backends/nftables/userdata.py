@@ -18,20 +18,13 @@ _SET_COMMENT = 7
 _COMMENT = 0
 _BIG_ENDIAN = 2
 
-_EXPRESSION_PAYLOAD = 7
-_EXPRESSION_META = 9
-_EXPRESSION_CONCAT = 13
-_EXPRESSION_NUMGEN = 23
-_TRANSPORT_ID = 11
-_TRANSPORT_DPORT = 2
-_META_L4PROTO = 16
-_NUMGEN_RANDOM = 1
+_CONCATENATION = 13
 
 MAX_COMMENT = 120
 
 
-def printable(text: str) -> str:
-    """A comment that can neither end its quotes nor exceed what nft accepts, whatever an object is called."""
+def make_printable(text: str) -> str:
+    """Return a comment that can neither end its quotes nor exceed what nft accepts, whatever an object is called."""
     if (
         len(text) <= MAX_COMMENT
         and text.isascii()
@@ -51,8 +44,8 @@ def _encode_number(kind: int, value: int) -> bytes:
     return _encode_tlv(kind, struct.pack("=I", value))
 
 
-def comment(text: str) -> bytes:
-    """User data of a table, chain, rule or element: just a comment."""
+def encode_comment(text: str) -> bytes:
+    """Return the user data of a table, chain, rule or element: just a comment."""
     return _encode_tlv(_COMMENT, text.encode() + b"\0")
 
 
@@ -65,7 +58,7 @@ def encode_set_description(
     text: str,
     traits: FamilyTraits,
 ) -> bytes:
-    """User data of a set or map, byte for byte what nft writes for the same definition."""
+    """Return the user data of a set or map, byte for byte what nft writes for the same definition."""
     order = _BIG_ENDIAN if len(key) == 1 else 0
     parts = [_encode_number(_SET_KEY_BYTEORDER, order)]
     if is_map:
@@ -80,21 +73,11 @@ def encode_set_description(
 
 
 def _encode_concatenation(fields: tuple[Field, ...], traits: FamilyTraits) -> bytes:
-    members = b"".join(_encode_tlv(index, _encode_field(field, traits)) for index, field in enumerate(fields))
-    return _encode_number(0, _EXPRESSION_CONCAT) + _encode_tlv(1, members)
-
-
-def _encode_field(field: Field, traits: FamilyTraits) -> bytes:
-    if field is Field.DESTINATION:
-        return _encode_expression(_EXPRESSION_PAYLOAD, traits.network_id, traits.destination_id)
-    if field is Field.PROTOCOL:
-        return _encode_expression(_EXPRESSION_META, _META_L4PROTO)
-    if field is Field.PORT:
-        return _encode_expression(_EXPRESSION_PAYLOAD, _TRANSPORT_ID, _TRANSPORT_DPORT)
-    return _encode_expression(_EXPRESSION_NUMGEN, _NUMGEN_RANDOM, 2, 0)
+    expressions = [traits.fields[field].expression for field in fields]
+    members = b"".join(_encode_tlv(index, _encode_expression(*one)) for index, one in enumerate(expressions))
+    return _encode_number(0, _CONCATENATION) + _encode_tlv(1, members)
 
 
 def _encode_expression(kind: int, *values: int) -> bytes:
-    return _encode_number(0, kind) + _encode_tlv(
-        1, b"".join(_encode_number(index, value) for index, value in enumerate(values))
-    )
+    encoded = b"".join(_encode_number(index, value) for index, value in enumerate(values))
+    return _encode_number(0, kind) + _encode_tlv(1, encoded)

@@ -41,7 +41,7 @@ V4 = find_traits(Family.IPV4)
 
 
 def source(address: str) -> bytes:
-    return c.source_in(Cidr(packed(address), 32), V4).encoding
+    return c.match_source(Cidr(packed(address), 32), V4).encoding
 
 
 DIFFERENT = {
