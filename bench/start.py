@@ -151,7 +151,7 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     def encode() -> list[Message]:
         contents = Contents(CONTEXT)
         contents.load(fragments)
-        return list(contents.full_batch(replace=False, update=False).encode())
+        return list(contents.build_full_batch(replace=False, update=False).encode())
 
     messages = phases.run("encode", encode)
     with Namespace().entered():

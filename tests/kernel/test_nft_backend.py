@@ -15,10 +15,10 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table,
 from pointsman.backends.contract import PRESENT, CleanupContext, CleanupItem, Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.batch import Steps
-from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fields import find_traits
+from pointsman.backends.nftables.mode import clean_up
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.nftables.reader import Reader
 from pointsman.errors import KernelError
@@ -277,7 +277,7 @@ def test_elements_read_while_the_kernel_grows_their_table_are_all_there(
     with contextlib.closing(NftablesSocket()) as sock, before_kernel_threads():
         backend.sync(everything(NODE, plans))
         monkeypatch.setattr(NetlinkSocket, "receive", receive_and_wait)
-        found = Reader(sock, find_traits(Family.IPV4)).elements(contents.sets["endpoints"])
+        found = Reader(sock, find_traits(Family.IPV4)).read_elements(contents.sets["endpoints"])
     assert len(found) == 200 * 20
 
 
@@ -343,9 +343,9 @@ def test_cleanup_removes_both_tables_and_is_content_with_none(namespace: Namespa
     namespace.run(["nft", "add", "table", "ip", "other"])
     cleaning = CleanupContext(Sysctls(), tuple(Family))
     both = [CleanupItem("table", "ip kube-proxy"), CleanupItem("table", "ip6 kube-proxy")]
-    assert list(cleanup(cleaning)) == both
+    assert list(clean_up(cleaning)) == both
     assert listing(namespace).split() == ["table", "ip", "other", "{", "}"]
-    assert list(cleanup(cleaning)) == []
+    assert list(clean_up(cleaning)) == []
 
 
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)

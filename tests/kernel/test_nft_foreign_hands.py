@@ -14,11 +14,11 @@ from pointsman.backends.contract import CleanupContext, CleanupStatus, Differenc
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.batch import Steps
-from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import TABLE_NAME
 from pointsman.backends.nftables.fields import find_traits
+from pointsman.backends.nftables.mode import clean_up
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
@@ -210,7 +210,7 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     whole = listing(namespace)
     contents = Contents(NODE, counters=False)
     contents.load({made.name: compile_fragment(made, NODE)})
-    (chain,) = (chain for chain in contents.all_chains() if chain.name == f"lb-{size}")
+    (chain,) = (chain for chain in contents.list_chains() if chain.name == f"lb-{size}")
     asked, drawn = u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)
     changed = tuple(rule._replace(expressions=rule.expressions.replace(asked, drawn)) for rule in chain.rules)
     assert changed != chain.rules
@@ -475,7 +475,7 @@ def owned_table() -> NftablesSocket:
 def test_clean_up_names_the_owner_of_a_table_it_may_not_remove(namespace: Namespace) -> None:
     namespace.run(["nft", "add", "table", "ip6", "kube-proxy"])
     owner = owned_table()
-    owned, other = cleanup(CleanupContext(Sysctls(), list(Family)))
+    owned, other = clean_up(CleanupContext(Sysctls(), list(Family)))
     assert (owned.name, owned.status) == ("ip kube-proxy", CleanupStatus.FAILED)
     assert "owned by another process" in owned.why
     assert (other.name, other.status) == ("ip6 kube-proxy", CleanupStatus.REMOVED)

@@ -30,7 +30,7 @@ Plans = dict[ServicePortName, ServicePlan]
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before Linux 6.16."""
-    read = Reader.table
+    read = Reader.read_table
 
     def without_counts(reader: Reader) -> KernelTable | None:
         held = read(reader)
@@ -39,7 +39,7 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
         sets = {name: one._replace(elements=None) for name, one in held.sets.items()}
         return msgspec.structs.replace(held, sets=sets)
 
-    monkeypatch.setattr(Reader, "table", without_counts)
+    monkeypatch.setattr(Reader, "read_table", without_counts)
 
 
 def made(number: int, endpoints: int = 2) -> ServicePlan:

@@ -6,5 +6,5 @@
 
 Rules of other programs may be anything: what is not understood becomes a match of unknown result, never an error.
 Nothing here writes rules, except the table that `trace` owns; a change that adds another object must also make
-clean-up remove it (`backends/nftables/cleanup.py`). Readers use sockets of their own and may run on any thread.
+clean-up remove it (`backends/nftables/mode.py`). Readers use sockets of their own and may run on any thread.
 """

@@ -29,15 +29,15 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.fields import FamilyTraits, find_traits
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.preflight import lacks_hash
+from pointsman.backends.nftables.preflight import HashSupport, lacks_hash
 from pointsman.backends.nftables.reader import KernelTable
-from pointsman.backends.nftables.rejections import (
+from pointsman.backends.nftables.table_socket import (
+    TableSocket,
     build_rejection_error,
     find_external_object,
     find_rejected_service_ports,
     is_transient,
 )
-from pointsman.backends.nftables.table_socket import HashSupport, TableSocket
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.nfnl import BatchRejected, CommitLog, Fault, NftablesSocket
 from pointsman.model.addresses import Family
@@ -71,7 +71,7 @@ class NftablesBackend(Backend):
         log = commits or CommitLog()
         self._kernel = TableSocket(find_traits(family), log)
         self._drift_check = DriftCheck(log)
-        self._hashes = HashSupport(lambda: lacks_hash(self._kernel.socket(), find_traits(family)))
+        self._hashes = HashSupport(lambda: lacks_hash(self._kernel.get_socket(), find_traits(family)))
         self._totals = ConnectionTotals()
 
     # --- the contract ---------------------------------------------------------------------------------------
@@ -87,7 +87,9 @@ class NftablesBackend(Backend):
         """Check for external changes, by the ruleset generation and the definitions of the table."""
         if self._contents is None:
             return None
-        return self._drift_check.find_drift(self._contents, self._kernel.socket(), self._kernel.reader())
+        return self._drift_check.find_drift(
+            self._contents, self._kernel.get_socket(), self._kernel.open_reader()
+        )
 
     @property
     def external_changes(self) -> int:
@@ -98,7 +100,7 @@ class NftablesBackend(Backend):
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._hashes.without_unsupported(plan) for name, plan in asked.items()},
+            {name: self._hashes.remove_unsupported(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
@@ -108,8 +110,8 @@ class NftablesBackend(Backend):
     def traffic(self) -> Traffic:
         """Return connections per service port and endpoint since the first sync; empty without service metrics."""
         if self._contents is not None and self._counters:
-            self._totals.add(self._contents, self._kernel.reader())
-        return self._totals.counts()
+            self._totals.add(self._contents, self._kernel.open_reader())
+        return self._totals.get()
 
     def close(self) -> None:
         self._kernel.close()
@@ -119,9 +121,9 @@ class NftablesBackend(Backend):
     def _full_sync(self, request: SyncRequest, found: Difference | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
-        generation = self._kernel.socket().generation()
-        table = self._kernel.reader().table()
-        self._hashes.check_again(request.plans)
+        generation = self._kernel.get_socket().generation()
+        table = self._kernel.open_reader().read_table()
+        self._hashes.check(request.plans, again=True)
         rejected: dict[ServicePortName, str] = {}
         with _pause_gc():
             fragments = self._compile(request, request.plans, self._contents, rejected)
@@ -133,8 +135,8 @@ class NftablesBackend(Backend):
             corrected.append(Difference(format_table(contents), contents.comment, have))
         self._contents = contents
         self._rejected = rejected
-        self._totals.restarted()
-        self._drift_check.on_loaded(generation + 1, self._kernel.reader())
+        self._totals.reset_counters()
+        self._drift_check.on_loaded(generation + 1, self._kernel.open_reader())
         return self._report(contents, batch, size, full=True, drift=found, corrected=corrected)
 
     def _load(
@@ -148,7 +150,7 @@ class NftablesBackend(Backend):
         for _ in range(_MAX_REJECTION_ROUNDS):
             contents = Contents(request.context, counters=self._counters)
             contents.load(fragments)
-            for batch in _full_batches(contents, table):
+            for batch in _build_full_batches(contents, table):
                 try:
                     return contents, batch, self._kernel.commit(batch)
                 except BatchRejected as error:
@@ -184,7 +186,7 @@ class NftablesBackend(Backend):
             except BatchRejected as refusal:
                 if is_transient(refusal.errno):
                     raise
-                drift = self._drift_check.find_changed_definition(contents, self._kernel.reader())
+                drift = self._drift_check.find_changed_definition(contents, self._kernel.open_reader())
                 if drift is not None:
                     return self._full_sync(request, drift)
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
@@ -233,7 +235,7 @@ class NftablesBackend(Backend):
         return SyncReport(
             full=full,
             rejected=dict(self._rejected),
-            rules_total=contents.element_counts(),
+            rules_total=contents.count_elements(),
             rules_last=batch.count_elements(),
             batch_bytes=size,
             drift=drift,
@@ -253,7 +255,7 @@ class NftablesBackend(Backend):
         held = committed.fragments if committed is not None and is_current else {}
 
         def compile_one(plan: ServicePlan) -> Fragment:
-            wanted, previous = self._hashes.without_unsupported(plan), held.get(plan.name)
+            wanted, previous = self._hashes.remove_unsupported(plan), held.get(plan.name)
             if previous is not None and previous.plan == wanted:
                 return previous
             return compile_fragment(wanted, request.context, previous, counters=self._counters)
@@ -273,18 +275,18 @@ def _pause_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _full_batches(contents: Contents, table: KernelTable | None) -> Iterator[Batch]:
+def _build_full_batches(contents: Contents, table: KernelTable | None) -> Iterator[Batch]:
     """Yield the batches that load everything, best first: in place, or replacing the table."""
     if table is None:
-        yield contents.full_batch(replace=False, update=False)
+        yield contents.build_full_batch(replace=False, update=False)
         return
     if can_be_filled(contents, table):
-        chains = {chain.name for chain in contents.all_chains()}
-        sets = {spec.name for spec in contents.all_sets()}
-        yield contents.full_batch(
+        chains = {chain.name for chain in contents.list_chains()}
+        sets = {spec.name for spec in contents.list_sets()}
+        yield contents.build_full_batch(
             replace=False,
             update=True,
             stale_chains=sorted(table.chains.keys() - chains),
             stale_sets=sorted(table.sets.keys() - sets),
         )
-    yield contents.full_batch(replace=True, update=False)
+    yield contents.build_full_batch(replace=True, update=False)

@@ -72,7 +72,7 @@ class Balancer(NamedTuple):
     def name(self) -> str:
         return _format_name(self)
 
-    def needs(self) -> Balancer | None:
+    def find_next(self) -> Balancer | None:
         """The balancer this one hands over to."""
         if self.flavour is Flavour.PLAIN or self.flavour.refuses:
             return None
@@ -101,7 +101,7 @@ def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
             wanted.add(balancer._replace(size=balancer.size + 1))
             if balancer.size > 1:
                 wanted.add(balancer._replace(size=balancer.size - 1))
-    return wanted | {further for balancer in wanted if (further := balancer.needs()) is not None}
+    return wanted | {further for balancer in wanted if (further := balancer.find_next()) is not None}
 
 
 _NAME = re.compile(r"(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)|reset-(known-)?chain")
@@ -125,7 +125,7 @@ def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
         return Chain(balancer.name, (build_rule(c.RESET),))
     if balancer.flavour is Flavour.RESET_KNOWN:
         return Chain(balancer.name, (build_rule(c.RESET_UNLESS_FIRST), build_rule(c.DROP_PACKET)))
-    further = balancer.needs()
+    further = balancer.find_next()
     if further is None:
         return Chain(balancer.name, (_build_pick_rule(balancer, context, local=False),))
     if balancer.flavour is Flavour.MASQUERADE:

@@ -36,8 +36,8 @@ class Change:
         for name, fragment in updates.items():
             self._compare(contents.fragments.get(name, _EMPTY), fragment or _EMPTY)
         self._count_shared()
-        self._created, self._removed = self._balancer_changes()
-        self.batch = self._batch()
+        self._created, self._removed = self._choose_balancers()
+        self.batch = self._build_batch()
 
     def _compare(self, old: Fragment, new: Fragment) -> None:
         if old.elements != new.elements:
@@ -110,7 +110,7 @@ class Change:
             elif not before and difference > 0:
                 self._add.setdefault(element.where, []).append((element, ""))
 
-    def _balancer_changes(self) -> tuple[set[Balancer], set[Balancer]]:
+    def _choose_balancers(self) -> tuple[set[Balancer], set[Balancer]]:
         """Chains to create and to remove; idle ones stay until there are many."""
         contents = self._contents
         counts = contents.balancers
@@ -122,12 +122,12 @@ class Change:
         in_use = contents.present - idle | new
         return created, idle - add_spares(in_use)
 
-    def _batch(self) -> Batch:
+    def _build_batch(self) -> Batch:
         contents = self._contents
         steps = contents.steps
         created = self._created
         removed = self._removed
-        chains = contents.balancer_chains(created)
+        chains = contents.build_balancer_chains(created)
         operations: list[Operation] = [steps.add_chain(chain) for chain in chains]
         for chain in chains:
             operations += steps.add_rules(chain)

@@ -74,7 +74,7 @@ def _compare_chains(
     contents: Contents, table: KernelTable, owners: Owners, *, with_unused: bool
 ) -> Iterator[Difference]:
     """Yield missing, changed and added chains; unused balancer chains count only `with_unused`."""
-    wanted = {chain.name: chain for chain in contents.all_chains()}
+    wanted = {chain.name: chain for chain in contents.list_chains()}
     unused = {balancer.name for balancer in contents.present if not contents.balancers[balancer]}
     for name, chain in wanted.items():
         held = table.chains.get(name)
@@ -90,7 +90,7 @@ def _compare_chains(
 
 
 def _compare_sets(contents: Contents, table: KernelTable, owners: Owners) -> Iterator[Difference]:
-    wanted = {spec.name: spec for spec in contents.all_sets()}
+    wanted = {spec.name: spec for spec in contents.list_sets()}
     for name, spec in wanted.items():
         what = f"{text.format_set_keyword(spec)} {name}"
         held = table.sets.get(name)
@@ -110,7 +110,7 @@ def _compare_counts(contents: Contents, table: KernelTable) -> Iterator[Differen
         held = table.chains[name].uses
         if held != uses:
             yield Difference(f"rules of or references to chain {name}", str(uses), str(held))
-    for name, count in contents.element_counts().items():
+    for name, count in contents.count_elements().items():
         elements = table.sets[name].elements
         if elements is not None and elements != count:
             yield Difference(f"elements of {name}", str(count), str(elements))
@@ -118,7 +118,7 @@ def _compare_counts(contents: Contents, table: KernelTable) -> Iterator[Differen
 
 def _compute_uses(contents: Contents) -> dict[str, int]:
     """Return the kernel's use count of each chain as it must be."""
-    chains = contents.all_chains()
+    chains = contents.list_chains()
     uses: Counter[str] = Counter({chain.name: len(chain.rules) for chain in chains})
     for chain in chains:
         for rule in chain.rules:
@@ -141,8 +141,8 @@ def _compare_rules(chain: Chain, held: Sequence[bytes], owners: Owners) -> Itera
 
 def can_be_filled(contents: Contents, table: KernelTable) -> bool:
     """Whether this table takes our contents as it is; some kernels accept wrong types and then drop packets."""
-    hooks = {chain.name: chain.hook for chain in contents.all_chains()}
-    shapes = {spec.name: compute_set_shape(spec, contents.traits) for spec in contents.all_sets()}
+    hooks = {chain.name: chain.hook for chain in contents.list_chains()}
+    shapes = {spec.name: compute_set_shape(spec, contents.traits) for spec in contents.list_sets()}
     return (
         table.head.comment == contents.comment
         and all(_is_same_hook(held, hooks[name]) for name, held in table.chains.items() if name in hooks)
@@ -164,13 +164,13 @@ def _compare_elements(
     contents: Contents, table: KernelTable, reader: Reader, ordered: Collection[ServicePortName]
 ) -> Iterator[Difference]:
     """Compare the elements of every set that is of the right type, one set in memory at a time."""
-    elements, pools = contents.elements(), contents.pools()
+    elements, pools = contents.list_elements(), contents.list_pools()
     owners = Owners(contents.fragments)
     for spec in contents.sets.values():
         held = table.sets.get(spec.name)
         if held is None or held.shape != compute_set_shape(spec, contents.traits):
             continue
-        have = reader.elements(spec)
+        have = reader.read_elements(spec)
         if spec.data is Data.ENDPOINT:
             yield from _compare_slots(contents, spec, pools[spec.name], have, owners, ordered)
         else:
@@ -265,7 +265,7 @@ class DriftCheck:
 
     def on_loaded(self, generation: int, reader: Reader) -> None:
         """Start from a full load, which made this generation unless another program committed at the same time."""
-        head = reader.head()
+        head = reader.read_head()
         self._handle = head.handle if head else 0
         self._generation = generation
         self._right_rules = {}
@@ -282,7 +282,7 @@ class DriftCheck:
 
     def find_changed_definition(self, contents: Contents, reader: Reader) -> Difference | None:
         """Return the first difference that shows without reading elements."""
-        table = reader.table()
+        table = reader.read_table()
         name = format_table(contents)
         if table is None:
             return Difference(name, PRESENT)
@@ -306,14 +306,14 @@ class DriftCheck:
 
     def _compare_catch_alls(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
         """Yield catch-all elements, which the kernel does not count; there must be none."""
-        for name, element in reader.catch_alls(list(contents.sets.values())).items():
+        for name, element in reader.read_catch_alls(list(contents.sets.values())).items():
             yield _describe_added(contents, contents.sets[name], element, owners)
 
     def _compare_rules(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
         """Compare each listing once and recognise it by its fingerprint afterwards: comparing rules is slow."""
-        listed = reader.rules()
+        listed = reader.read_rules()
         right: dict[str, tuple[int, int]] = {}
-        for chain in contents.all_chains():
+        for chain in contents.list_chains():
             held = listed.get(chain.name, [])
             prints = hash(chain.rules), fingerprint(held)
             if self._right_rules.get(chain.name) != prints:
@@ -377,7 +377,7 @@ def _compare_all(
 ) -> Iterator[Difference]:
     """Yield every difference; in fragments of `ordered` it matters which slot an endpoint has."""
     name = format_table(contents)
-    table = reader.table()
+    table = reader.read_table()
     if table is None:
         yield Difference(name, PRESENT)
         return
@@ -391,8 +391,8 @@ def _compare_all(
     owners = Owners(contents.fragments)
     yield from _compare_sets(contents, table, owners)
     yield from _compare_chains(contents, table, owners, with_unused=False)
-    listed = reader.rules()
-    for chain in contents.all_chains():
+    listed = reader.read_rules()
+    for chain in contents.list_chains():
         if chain.name in table.chains:
             yield from _compare_rules(chain, listed.get(chain.name, []), owners)
     yield from _compare_elements(contents, table, reader, ordered)

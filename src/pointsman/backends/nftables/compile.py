@@ -33,7 +33,7 @@ def compile_fragment(
     plan: ServicePlan, context: NodeContext, previous: Fragment | None = None, *, counters: bool = False
 ) -> Fragment:
     """The fragment; slots of `previous` are kept where possible so that little has to change."""
-    return _Compilation(plan, context, previous, counters).fragment()
+    return _Compilation(plan, context, previous, counters).compile()
 
 
 class _Compilation:
@@ -62,13 +62,13 @@ class _Compilation:
             else None
         )
 
-    def fragment(self) -> Fragment:
+    def compile(self) -> Fragment:
         for frontend in self._plan.frontends:
             self._add_frontend(frontend)
         return Fragment(
             label=self._label,
             elements=tuple(self._elements.values()),
-            shared=tuple(self._shared()),
+            shared=tuple(self._list_shared()),
             pools=tuple(self._pools),
             balancers=tuple(self._balancers),
             chains=(*(self._affinity.chains if self._affinity else ()), *self._guards),
@@ -136,11 +136,11 @@ class _Compilation:
             return
         if self._pick is Pick.RANDOM:
             endpoints = arrange_slots(self._before.get((where, prefix), ()), endpoints)
-        self._pools.append(Pool.of(where, prefix, endpoints))
+        self._pools.append(Pool.from_slots(where, prefix, endpoints))
 
     def _use(self, balancer: Balancer) -> str:
         self._balancers[balancer] = None
-        further = balancer.needs()
+        further = balancer.find_next()
         if further is not None:
             self._balancers[further] = None
         return balancer.name
@@ -159,7 +159,7 @@ class _Compilation:
                 schema.FIREWALL_ALLOW, start, None, key + last.to_bytes(length, "big")
             )
 
-    def _shared(self) -> Iterable[Element]:
+    def _list_shared(self) -> Iterable[Element]:
         yield Element(schema.CLUSTER_IPS, self._plan.port.cluster_ip)
         for endpoint in self._plan.endpoints.reachable:
             if endpoint.local:

@@ -43,7 +43,8 @@ class Contents:
         self._static_chains = schema.build_static_chains(context)
         self._balancer_chains: dict[Balancer, Chain] = {}
         self.node_port_addresses = [
-            (Element(schema.NODEPORT_IPS, address), "") for address in schema.node_port_addresses(context)
+            (Element(schema.NODEPORT_IPS, address), "")
+            for address in schema.find_node_port_addresses(context)
         ]
 
     def load(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
@@ -65,25 +66,27 @@ class Contents:
 
     # --- the whole table ------------------------------------------------------------------------------------
 
-    def all_sets(self) -> Iterator[SetSpec]:
+    def list_sets(self) -> Iterator[SetSpec]:
         yield from self.sets.values()
-        for fragment in self._with_chains():
+        for fragment in self._list_with_chains():
             yield from fragment.sets
 
-    def all_chains(self) -> list[Chain]:
+    def list_chains(self) -> list[Chain]:
         """Every chain, those that are jumped to before those that jump."""
         hooked = [chain for chain in self._static_chains if chain.hook is not None]
         plain = [chain for chain in self._static_chains if chain.hook is None]
-        own = [chain for fragment in self._with_chains() for chain in fragment.chains]
-        return [*plain, *self.balancer_chains(self.present), *own, *hooked]
+        own = [chain for fragment in self._list_with_chains() for chain in fragment.chains]
+        return [*plain, *self.build_balancer_chains(self.present), *own, *hooked]
 
-    def _with_chains(self) -> list[Fragment]:
+    def _list_with_chains(self) -> list[Fragment]:
         return [self.fragments[name] for name in sorted(self.with_chains)]
 
-    def balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
-        return [self._balancer_chain(balancer) for balancer in sorted(balancers, key=compute_balancer_order)]
+    def build_balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
+        return [
+            self._find_balancer_chain(balancer) for balancer in sorted(balancers, key=compute_balancer_order)
+        ]
 
-    def _balancer_chain(self, balancer: Balancer) -> Chain:
+    def _find_balancer_chain(self, balancer: Balancer) -> Chain:
         chain = self._balancer_chains.get(balancer)
         if chain is None:
             chain = self._balancer_chains[balancer] = build_balancer_chain(balancer, self.context)
@@ -94,7 +97,7 @@ class Contents:
             self.present.discard(balancer)
             self._balancer_chains.pop(balancer, None)
 
-    def elements(self) -> dict[str, list[tuple[Element, str]]]:
+    def list_elements(self) -> dict[str, list[tuple[Element, str]]]:
         """Elements of sets and verdict maps."""
         found: dict[str, list[tuple[Element, str]]] = {name: [] for name in self.sets}
         found[schema.NODEPORT_IPS].extend(self.node_port_addresses)
@@ -108,7 +111,7 @@ class Contents:
         found[schema.FIREWALL_ALLOW].sort(key=lambda entry: entry[0].key)
         return found
 
-    def pools(self) -> dict[str, list[Pool]]:
+    def list_pools(self) -> dict[str, list[Pool]]:
         """Return the elements of endpoint maps, by map."""
         found: dict[str, list[Pool]] = {
             name: [] for name, spec in self.sets.items() if spec.data is Data.ENDPOINT
@@ -118,18 +121,20 @@ class Contents:
                 found[pool.where].append(pool)
         return found
 
-    def element_keys(self) -> dict[str, list[bytes]]:
+    def list_keys(self) -> dict[str, list[bytes]]:
         """Return the keys of all elements, by set and map."""
-        keys = {name: [element.key for element, _ in entries] for name, entries in self.elements().items()}
-        for name, pools in self.pools().items():
-            keys[name] = [key for pool in pools for key, _ in pool.elements()]
+        keys = {
+            name: [element.key for element, _ in entries] for name, entries in self.list_elements().items()
+        }
+        for name, pools in self.list_pools().items():
+            keys[name] = [key for pool in pools for key, _ in pool.iterate()]
         return keys
 
-    def element_counts(self) -> dict[str, int]:
+    def count_elements(self) -> dict[str, int]:
         """Elements per set and map."""
         return {name: self.counts[name] for name in self.sets}
 
-    def full_batch(
+    def build_full_batch(
         self, *, replace: bool, update: bool, stale_chains: Sequence[str] = (), stale_sets: Sequence[str] = ()
     ) -> Batch:
         """Everything in one transaction.
@@ -138,7 +143,7 @@ class Contents:
         base chains and affinity sets, so that no packet passes a half-filled table.
         """
         steps = self.steps
-        chains = self.all_chains()
+        chains = self.list_chains()
         operations: list[Operation] = []
         if replace:
             operations.append(steps.delete_table())
@@ -148,12 +153,12 @@ class Contents:
             operations += [steps.flush_set(spec) for spec in self.sets.values()]
             operations += [steps.delete_set(name) for name in stale_sets]
             operations += [steps.delete_chain(name) for name in stale_chains]
-        operations += [steps.add_set(spec) for spec in self.all_sets()]
+        operations += [steps.add_set(spec) for spec in self.list_sets()]
         operations += [steps.add_chain(chain) for chain in chains]
         for chain in chains:
             operations += steps.add_rules(chain)
-        pools = self.pools()
-        for name, entries in self.elements().items():
+        pools = self.list_pools()
+        for name, entries in self.list_elements().items():
             spec = self.sets[name]
             if spec.data is Data.ENDPOINT:
                 operations.append(AddSlots(spec, Slots(pools[name])))
@@ -161,24 +166,24 @@ class Contents:
                 operations.append(AddElements(spec, entries))
         return Batch(self.traits, operations)
 
-    def text(self) -> str:
+    def render(self) -> str:
         """The table in nft syntax, the same for the same contents."""
         traits = self.traits
         members: dict[str, list[str]] = {}
-        pools = self.pools()
-        for name, entries in self.elements().items():
+        pools = self.list_pools()
+        for name, entries in self.list_elements().items():
             spec = self.sets[name]
             if spec.data is Data.ENDPOINT:
-                slots = sorted(Slots(pools[name]), key=_slot_order)
+                slots = sorted(Slots(pools[name]), key=_compute_slot_order)
                 members[name] = [text.format_slot(key, data, spec, traits) for key, data in slots]
             else:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
                 members[name] = [text.format_element(e, label, spec, traits) for e, label in ordered]
-        return text.render_table(traits, self.comment, self.all_sets(), members, self.all_chains())
+        return text.render_table(traits, self.comment, self.list_sets(), members, self.list_chains())
 
 
 def compute_balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
-    plain_first = 0 if balancer.needs() is None else 1
+    plain_first = 0 if balancer.find_next() is None else 1
     return (
         plain_first,
         balancer.pick.value,
@@ -189,6 +194,6 @@ def compute_balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int
     )
 
 
-def _slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:
+def _compute_slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:
     key = entry[0]
     return key[:-SLOT_LENGTH], unpack_slot_number(key[-SLOT_LENGTH:])

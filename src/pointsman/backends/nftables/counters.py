@@ -39,17 +39,17 @@ class ConnectionTotals:
         self._services: Counter[ServicePortName] = Counter()
         self._endpoints: Counter[tuple[ServicePortName, str]] = Counter()
 
-    def counts(self) -> Traffic:
+    def get(self) -> Traffic:
         """Totals since the first sync of this process."""
         return Traffic(dict(self._services), dict(self._endpoints))
 
-    def restarted(self) -> None:
+    def reset_counters(self) -> None:
         """Everything was loaded again: all counters in the kernel begin at zero."""
         self._last = {}
 
     def add(self, contents: Contents, reader: Reader) -> None:
         """Read all counters and add what they grew by; what is gone is forgotten, so churn does not pile up."""
-        read = {name: reader.elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}
+        read = {name: reader.read_elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}
         current: dict[_Key, int] = {}
         alive: set[tuple[ServicePortName, str]] = set()
         for service, key, endpoint in _find_counted(contents):
@@ -57,21 +57,21 @@ class ConnectionTotals:
             where, element_key, data = key
             found = read[where].get(element_key)
             if found is not None and found.data == data:
-                self._grow(current, service, key, endpoint, found.packets)
+                self._add_growth(current, service, key, endpoint, found.packets)
         if contents.with_chains:
-            rules = reader.rules()
+            rules = reader.read_rules()
             for service in contents.with_chains:
                 for chain, endpoint in contents.fragments[service].endpoint_chains:
                     alive.add((service, endpoint))
                     packets = max(map(read_rule_counter, rules.get(chain, [b""])))
-                    self._grow(current, service, (chain, b"", b""), endpoint, packets)
+                    self._add_growth(current, service, (chain, b"", b""), endpoint, packets)
         self._last = current
         self._services = Counter(
             {name: n for name, n in self._services.items() if name in contents.fragments}
         )
         self._endpoints = Counter({key: n for key, n in self._endpoints.items() if key in alive})
 
-    def _grow(
+    def _add_growth(
         self, current: dict[_Key, int], service: ServicePortName, key: _Key, endpoint: str, packets: int
     ) -> None:
         current[key] = packets
@@ -90,7 +90,7 @@ def _find_counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, s
             if element.where in _FRONTENDS:
                 yield name, (element.where, element.key, b""), ""
         for pool in fragment.pools:
-            for key, data in pool.elements():
+            for key, data in pool.iterate():
                 endpoint = host_port_text(data[:-4], int.from_bytes(data[-4:-2], "big"))
                 yield name, (pool.where, key, data), endpoint
 
@@ -100,10 +100,10 @@ def read_element_counts(family: Family) -> Sequence[Count] | None:
     specs = [spec for spec in schema.build_static_sets(counters=True) if spec.counter]
     with NftablesSocket() as socket:
         reader = Reader(socket, find_traits(family))
-        head = reader.head()
+        head = reader.read_head()
         if head is None or head.comment != schema.build_table_comment(counters=True):
             return None
-        return [count for spec in specs for count in parse_counts(spec, reader.elements(spec).values())]
+        return [count for spec in specs for count in parse_counts(spec, reader.read_elements(spec).values())]
 
 
 def parse_counts(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Count]:

@@ -37,7 +37,7 @@ class Pool(NamedTuple):
     """Bytes of one slot."""
 
     @classmethod
-    def of(cls, where: str, prefix: bytes, slots: Sequence[bytes]) -> Pool:
+    def from_slots(cls, where: str, prefix: bytes, slots: Sequence[bytes]) -> Pool:
         """At least one slot: address, port and padding, as the kernel stores them."""
         return cls(where, prefix, b"".join(slots), len(slots[0]))
 
@@ -51,7 +51,7 @@ class Pool(NamedTuple):
         packed, width = self.packed, self.width
         return tuple([packed[start : start + width] for start in range(0, len(packed), width)])
 
-    def elements(self) -> Iterator[tuple[bytes, bytes]]:
+    def iterate(self) -> Iterator[tuple[bytes, bytes]]:
         """Key and endpoint of every slot."""
         for number, data in zip(pack_slot_numbers(self.size), self.slots, strict=False):
             yield self.prefix + number, data
@@ -68,7 +68,7 @@ class Slots:
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         for pool in self._pools:
-            yield from pool.elements()
+            yield from pool.iterate()
 
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):

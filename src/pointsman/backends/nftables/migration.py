@@ -35,7 +35,7 @@ def plan_migration(
         *_compare_rules(config, services),
     ]
     if config.mode == IPVS:
-        found += _leave_ipvs(config, services)
+        found += _compare_ipvs(config, services)
     else:
         found.append(Finding(Code.MIGRATE_CHAINS, Severity.NOTICE))
     found.sort(key=lambda finding: list(Severity).index(finding.severity))
@@ -44,7 +44,7 @@ def plan_migration(
 
 def convert_configuration(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
     """Return the configuration for nftables mode that serves the same node ports, with the same masquerading and periods."""
-    former = _former_block(config)
+    former = _get_former_block(config)
     return msgspec.structs.replace(
         config,
         mode=NFTABLES,
@@ -59,7 +59,7 @@ def convert_configuration(config: KubeProxyConfiguration) -> KubeProxyConfigurat
     )
 
 
-def _former_block(config: KubeProxyConfiguration) -> IPTables | IPVirtualServer:
+def _get_former_block(config: KubeProxyConfiguration) -> IPTables | IPVirtualServer:
     return config.ipvs if config.mode == IPVS else config.iptables
 
 
@@ -89,7 +89,7 @@ def _compare_rules(config: KubeProxyConfiguration, services: Sequence[Service]) 
     external = [service for service in services if service.spec.external_ips]
     if external:
         yield _build(Code.MIGRATE_EXTERNAL_IPS, external, severity=Severity.NOTICE)
-    period = _former_block(config).min_sync_period
+    period = _get_former_block(config).min_sync_period
     if period > timedelta(0):
         yield Finding(
             Code.MIGRATE_MIN_SYNC_PERIOD,
@@ -98,7 +98,7 @@ def _compare_rules(config: KubeProxyConfiguration, services: Sequence[Service]) 
         )
 
 
-def _leave_ipvs(config: KubeProxyConfiguration, services: Sequence[Service]) -> Iterator[Finding]:
+def _compare_ipvs(config: KubeProxyConfiguration, services: Sequence[Service]) -> Iterator[Finding]:
     ipvs = config.ipvs
     if ipvs.scheduler not in ("", _DEFAULT_SCHEDULER):
         yield _build_scheduler(ipvs.scheduler, "ipvs.scheduler", ())

@@ -1,8 +1,14 @@
-"""nftables mode as the rest of the program sees it."""
+"""nftables mode as the rest of the program sees it: its `Mode`, rendering, and removal of its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pointsman.backends.contract import (
+    NOT_OURS,
+    CleanupContext,
+    CleanupItem,
+    CleanupStatus,
     Counting,
     LoopbackNodePort,
     Mode,
@@ -10,17 +16,23 @@ from pointsman.backends.contract import (
     SyncRequest,
     compile_each,
 )
+from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.cleanup import cleanup
+from pointsman.backends.nftables.check import format_owner, is_made_by_kube_proxy
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import read_element_counts
+from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.migration import LOOPBACK_GATE, plan_migration
 from pointsman.backends.nftables.preflight import preflight
+from pointsman.backends.nftables.reader import KernelTable, Reader
+from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE
 from pointsman.config.gates import FeatureGates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.kernel.nfnl import CommitLog
+from pointsman.errors import KernelError, NotSupported
+from pointsman.kernel.nfnl import CommitLog, NftablesSocket
+from pointsman.model.addresses import Family
 from pointsman.model.balancing import FULL_CAPABILITIES
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import Protocol
@@ -30,11 +42,11 @@ _COMMITS = CommitLog()
 """Of both IP families."""
 
 
-def _localhost_node_ports(config: KubeProxyConfiguration) -> bool:
+def _allows_localhost_node_ports(config: KubeProxyConfiguration) -> bool:
     return FeatureGates(config.feature_gates).enabled(LOOPBACK_GATE)
 
 
-def _loopback_denial(asked: LoopbackNodePort) -> str:
+def _explain_loopback_denial(asked: LoopbackNodePort) -> str:
     if asked.allowed and asked.where.loopback_requested and asked.protocol is Protocol.TCP:
         return ""
     return (
@@ -44,14 +56,59 @@ def _loopback_denial(asked: LoopbackNodePort) -> str:
 
 
 def render(request: SyncRequest, *, counters: bool = False) -> str:
-    """What a node would hold after a full sync of this request; the same for the same request."""
+    """Return what a node would hold after a full sync of this request; the same for the same request."""
     contents = Contents(request.context, counters=counters)
     contents.load(
         compile_each(
             request.plans, lambda plan: compile_fragment(plan, request.context, counters=counters), {}
         )
     )
-    return contents.text()
+    return contents.render()
+
+
+def clean_up(cleaning: CleanupContext) -> Iterator[CleanupItem]:
+    """Remove the tables of both families, also of one that is disabled by now. Can be repeated."""
+    try:
+        socket = NftablesSocket()
+    except NotSupported:
+        return
+    try:
+        for family in Family:
+            try:
+                table = Reader(socket, find_traits(family)).read_table()
+            except NotSupported:
+                return
+            if table is not None:
+                yield _remove_table(socket, family, table, cleaning)
+            yield from _remove_trace(socket, family, cleaning)
+    finally:
+        socket.close()
+
+
+def _remove_trace(socket: NftablesSocket, family: Family, cleaning: CleanupContext) -> Iterator[CleanupItem]:
+    name = f"{find_traits(family).keyword} {TRACE_TABLE}"
+    try:
+        if socket.delete_table(find_traits(family).nfproto, TRACE_TABLE, dry_run=cleaning.dry_run):
+            yield CleanupItem("table", name)
+    except KernelError as error:
+        yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")
+
+
+def _remove_table(
+    socket: NftablesSocket, family: Family, table: KernelTable, cleaning: CleanupContext
+) -> CleanupItem:
+    traits = find_traits(family)
+    name = f"{traits.keyword} {TABLE}"
+    is_ours = table.head.comment.startswith(COMMENT_PREFIX) and not is_made_by_kube_proxy(table)
+    if not is_ours and not cleaning.all_proxies:
+        return CleanupItem("table", name, status=CleanupStatus.KEPT, why=NOT_OURS)
+    if table.head.owner:
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(table.head))
+    try:
+        socket.delete_table(traits.nfproto, TABLE, dry_run=cleaning.dry_run)
+    except KernelError as error:
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=str(error))
+    return CleanupItem("table", name)
 
 
 MODE = Mode(
@@ -63,14 +120,14 @@ MODE = Mode(
         commits=_COMMITS,
     ),
     render=lambda setup, request: render(request, counters=setup.service_metrics),
-    cleanup=cleanup,
+    cleanup=clean_up,
     quirks=PacketQuirks(
         rejects_other_ports_of=frozenset((FrontendKind.CLUSTER_IP,)),
         drops_unallocated=True,
         usual_node_ports="the node's primary address",
-        loopback_denial=_loopback_denial,
+        loopback_denial=_explain_loopback_denial,
     ),
-    localhost_node_ports=_localhost_node_ports,
+    localhost_node_ports=_allows_localhost_node_ports,
     migration=plan_migration,
     listens_on_loopback=True,
     drift_seconds=1.0,

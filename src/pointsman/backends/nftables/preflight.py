@@ -1,42 +1,51 @@
-"""Does this kernel have everything the table needs? Asked with transactions that are never applied."""
+"""Whether the kernel has everything that the table needs, found out with transactions that are never applied."""
 
 from __future__ import annotations
 
 import errno
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
 from pointsman.backends.nftables.fields import FamilyTraits, Field, find_traits
-from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
+from pointsman.backends.nftables.schema import Chain, Hook, HookPoint, SetSpec
+from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, Fault, NftablesSocket
 from pointsman.kernel.sysctl import parse_kernel_version
 from pointsman.model.addresses import Family
-from pointsman.model.service import Protocol
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import Protocol, ServicePortName
 
 OLDEST_KERNEL = (5, 13)
 """kube-proxy's own minimum for this mode."""
 SKIP_VERSION_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 _SCRATCH_TABLE = "pointsman-preflight"
+_NO_HASH = Condition.false(
+    "KernelFeatures",
+    "HashMissing",
+    "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
+)
 
 
 class Checker(typing.Protocol):
     """What is needed of an `NftablesSocket`."""
 
     def check(self, messages: Sequence[Message]) -> list[Fault]:
-        """What the kernel would say."""
+        """Return what the kernel would reject."""
 
     def close(self) -> None: ...
 
 
 def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocket) -> list[str]:
-    """What is missing, each with the kernel option that brings it; raises KernelError when the kernel cannot say for now."""
+    """Return what is missing, each with the kernel option that brings it; raises KernelError when the kernel cannot say for now."""
     problems = find_version_problems(os.uname().release, os.environ)
     try:
         socket = open_socket()
@@ -77,16 +86,11 @@ def _find_fault(socket: Checker, traits: FamilyTraits, operations: list[Operatio
 
 def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
     """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for."""
-    draw = c.Draw(2, (Field.SOURCE,), 1)
-    fields = (*schema.FRONTEND, Field.SLOT)
-    chain = Chain(
-        "preflight",
-        (c.build_rule(c.redirect_to_slot(fields, draw, schema.ENDPOINTS, traits)),),
-        hook=Hook("nat", HookPoint.PREROUTING, 0),
-    )
+    spec = next(spec for spec in schema.build_static_sets() if spec.name == schema.ENDPOINTS)
+    redirect = c.redirect_to_slot(spec.key, c.Draw(2, (Field.SOURCE,), 1), spec.name, traits)
+    chain = Chain("preflight", (c.build_rule(redirect),), hook=Hook("nat", HookPoint.PREROUTING, 0))
     steps = Steps(traits)
-    endpoints = next(spec for spec in schema.build_static_sets() if spec.name == schema.ENDPOINTS)
-    table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
+    table = [steps.add_table("preflight"), steps.add_set(spec), steps.add_chain(chain)]
     return _find_fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
 
 
@@ -98,81 +102,75 @@ def find_version_problems(release: str, environment: Mapping[str, str]) -> list[
     return [f"kernel {release} is older than {oldest}; set {SKIP_VERSION_CHECK}=1 to try it all the same"]
 
 
-def _build_probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
+def _build_probes(traits: FamilyTraits) -> Iterator[tuple[str, list[Operation]]]:
+    """Yield what a kernel must have, and the operations that need it."""
     v = "4" if traits.family is Family.IPV4 else "6"
-    sets = {spec.name: spec for spec in schema.build_static_sets()}
     steps = Steps(traits)
-    destination = (Field.DESTINATION,)
+    sets = {spec.name: spec for spec in schema.build_static_sets()}
+    affinity = schema.build_affinity_set("affinity-preflight", "")
+    endpoint = bytes(traits.address_length - 1) + b"\x01"
 
-    def probe(kind: str, point: HookPoint, rule: c.Rule, *needed: str) -> list[Operation]:
-        chain = Chain("preflight", (rule,), hook=Hook(kind, point, 0))
-        extra = schema.build_affinity_set("affinity-preflight", "")
-        return [
-            steps.add_table("preflight"),
-            *(steps.add_set(sets.get(name, extra)) for name in needed),
-            steps.add_chain(chain),
-            *steps.add_rules(chain),
-        ]
+    def probe(
+        point: HookPoint, *clauses: c.Clause, kind: str = "filter", needs: SetSpec | None = None
+    ) -> list[Operation]:
+        chain = Chain("preflight", (c.build_rule(*clauses),), hook=Hook(kind, point, 0))
+        needed = [] if needs is None else [steps.add_set(needs)]
+        return [steps.add_table("preflight"), *needed, steps.add_chain(chain), *steps.add_rules(chain)]
 
-    prerouting, postrouting, entry = HookPoint.PREROUTING, HookPoint.POSTROUTING, HookPoint.INPUT
-    fields = (*schema.FRONTEND, Field.SLOT)
-    allow = (*schema.FRONTEND, Field.SOURCE)
-    return [
-        (
-            "CONFIG_NFT_CT (nft_ct) with CONFIG_NF_CONNTRACK",
-            probe("filter", entry, c.build_rule(c.NEW_CONNECTION)),
-        ),
-        (
-            f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})",
-            probe("filter", entry, c.build_rule(c.reject(traits))),
-        ),
-        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _build_nat_rule(traits))),
-        ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.build_rule(c.MASQUERADE))),
-        (
-            f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})",
-            probe("filter", prerouting, c.build_rule(c.DESTINATION_IS_NODE)),
-        ),
-        ("CONFIG_NFT_NUMGEN (nft_numgen)", probe("filter", entry, c.build_rule(c.match_share(2)))),
-        (
-            "nft sets: CONFIG_NF_TABLES of 5.6 or later",
-            probe(
-                "filter",
-                entry,
-                c.build_rule(c.match_set(destination, schema.CLUSTER_IPS, traits)),
-                schema.CLUSTER_IPS,
-            ),
-        ),
-        (
-            "maps of concatenations for NAT (kernel 5.13)",
-            probe(
-                "nat",
-                prerouting,
-                c.build_rule(c.redirect_to_slot(fields, c.Draw(2), schema.ENDPOINTS, traits)),
-                schema.ENDPOINTS,
-            ),
-        ),
-        (
-            "interval concatenations (kernel 5.6)",
-            probe(
-                "filter",
-                entry,
-                c.build_rule(c.match_set(allow, schema.FIREWALL_ALLOW, traits)),
-                schema.FIREWALL_ALLOW,
-            ),
-        ),
-        (
-            "dynamic sets with timeouts (nft_dynset)",
-            probe(
-                "filter",
-                entry,
-                c.build_rule(c.remember_source("affinity-preflight", 60, traits)),
-                "affinity-preflight",
-            ),
-        ),
-    ]
+    def look_up(name: str) -> list[Operation]:
+        return probe(HookPoint.INPUT, c.match_set(sets[name].key, name, traits), needs=sets[name])
 
-
-def _build_nat_rule(traits: FamilyTraits) -> c.Rule:
-    return c.build_rule(
-        c.match_protocol(Protocol.TCP), c.redirect_to(bytes(traits.address_length - 1) + b"\x01", 80, traits)
+    slot = c.redirect_to_slot(sets[schema.ENDPOINTS].key, c.Draw(2), schema.ENDPOINTS, traits)
+    redirect = (c.match_protocol(Protocol.TCP), c.redirect_to(endpoint, 80, traits))
+    prerouting, entry = HookPoint.PREROUTING, HookPoint.INPUT
+    yield "CONFIG_NFT_CT (nft_ct) with CONFIG_NF_CONNTRACK", probe(entry, c.NEW_CONNECTION)
+    yield f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe(entry, c.reject(traits))
+    yield "CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe(prerouting, *redirect, kind="nat")
+    yield "CONFIG_NFT_MASQ (nft_masq)", probe(HookPoint.POSTROUTING, c.MASQUERADE, kind="nat")
+    yield f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})", probe(prerouting, c.DESTINATION_IS_NODE)
+    yield "CONFIG_NFT_NUMGEN (nft_numgen)", probe(entry, c.match_share(2))
+    yield "nft sets: CONFIG_NF_TABLES of 5.6 or later", look_up(schema.CLUSTER_IPS)
+    yield (
+        "maps of concatenations for NAT (kernel 5.13)",
+        probe(prerouting, slot, kind="nat", needs=sets[schema.ENDPOINTS]),
     )
+    yield "interval concatenations (kernel 5.6)", look_up(schema.FIREWALL_ALLOW)
+    yield (
+        "dynamic sets with timeouts (nft_dynset)",
+        probe(entry, c.remember_source(affinity.name, 60, traits), needs=affinity),
+    )
+
+
+class HashSupport:
+    """Service ports that ask for a hash which this kernel lacks; they are balanced at random."""
+
+    def __init__(self, lacks_hash: Callable[[], bool]) -> None:
+        self._lacks_hash = lacks_hash
+        self._is_missing: bool | None = None
+        """None until a Service asks for a hash."""
+        self._unhashed: set[ServicePortName] = set()
+
+    def check(self, plans: Mapping[ServicePortName, ServicePlan | None], *, again: bool = False) -> None:
+        """Record which plans ask for a missing hash; raises KernelError when that cannot be found out now.
+
+        With `again`, these are all plans, and what was missing may be there by now.
+        """
+        if again:
+            self._is_missing = self._is_missing and None
+            self._unhashed.clear()
+        for name, plan in plans.items():
+            self._unhashed.discard(name)
+            if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
+                continue
+            if self._is_missing is None:
+                self._is_missing = self._lacks_hash()
+            if self._is_missing:
+                self._unhashed.add(name)
+
+    def remove_unsupported(self, plan: ServicePlan) -> ServicePlan:
+        """Return the plan, with random balancing where it asks for a missing hash."""
+        return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        return (_NO_HASH,) if self._unhashed else ()

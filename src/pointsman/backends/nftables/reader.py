@@ -75,7 +75,7 @@ class Reader:
         self._socket = socket
         self._traits = traits
 
-    def head(self) -> TableHead | None:
+    def read_head(self) -> TableHead | None:
         """Return the table without its contents; None when there is none."""
         answer = self._socket.get(
             nf.NFT_MSG_GETTABLE, self._traits.nfproto, encode.TABLE_NAME, f"read table {TABLE}"
@@ -90,23 +90,23 @@ class Reader:
             nla.number_of(found.get(nf.NFTA_TABLE_OWNER)),
         )
 
-    def table(self) -> KernelTable | None:
+    def read_table(self) -> KernelTable | None:
         """Return the table with chains and sets; None when there is none."""
-        head = self.head()
-        return None if head is None else KernelTable(head, self._chains(), self._sets())
+        head = self.read_head()
+        return None if head is None else KernelTable(head, self._read_chains(), self._read_sets())
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
         found = (parse_attributes(answer) for answer in answers)
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
-    def _chains(self) -> dict[str, KernelChain]:
+    def _read_chains(self) -> dict[str, KernelChain]:
         return parse_chains(self._dump(nf.NFT_MSG_GETCHAIN, encode.TABLE_NAME, "list chains"))
 
-    def _sets(self) -> dict[str, KernelSet]:
+    def _read_sets(self) -> dict[str, KernelSet]:
         return parse_sets(self._dump(nf.NFT_MSG_GETSET, encode.TABLE_NAME, "list sets"))
 
-    def rules(self) -> dict[str, list[bytes]]:
+    def read_rules(self) -> dict[str, list[bytes]]:
         """Return the encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
         for found in self._dump(nf.NFT_MSG_GETRULE, encode.TABLE_NAME, "list rules"):
@@ -114,7 +114,7 @@ class Reader:
             rules.setdefault(name, []).append(found.get(nf.NFTA_RULE_EXPRESSIONS, b""))
         return rules
 
-    def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
+    def read_elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         """Return every element by key."""
         return self._socket.dump_elements(
             self._traits.nfproto,
@@ -124,7 +124,7 @@ class Reader:
             lambda element: element.key,
         )
 
-    def catch_alls(self, specs: Sequence[SetSpec]) -> dict[str, KernelElement]:
+    def read_catch_alls(self, specs: Sequence[SetSpec]) -> dict[str, KernelElement]:
         """Return the elements that match when no other does, by set; no count includes them."""
         try:
             found = self._look_up([(spec, b"") for spec in specs])
@@ -142,7 +142,7 @@ class Reader:
             nf.NFT_MSG_GETSETELEM, self._traits.nfproto, bodies, "look up elements"
         )
         return [
-            next(_elements(answer, spec), None) if answer is not None else None
+            next(_parse_elements(answer, spec), None) if answer is not None else None
             for answer, (spec, _) in zip(answers, wanted, strict=True)
         ]
 
@@ -152,33 +152,33 @@ class NarrowReader(Reader):
 
     def __init__(self, socket: NftablesSocket, traits: FamilyTraits, wanted: Contents) -> None:
         super().__init__(socket, traits)
-        self._chain_names = [chain.name for chain in wanted.all_chains()]
-        self._set_names = [spec.name for spec in wanted.all_sets()]
-        self._keys = wanted.element_keys()
+        self._chain_names = [chain.name for chain in wanted.list_chains()]
+        self._set_names = [spec.name for spec in wanted.list_sets()]
+        self._keys = wanted.list_keys()
 
-    def _chains(self) -> dict[str, KernelChain]:
+    def _read_chains(self) -> dict[str, KernelChain]:
         return parse_chains(self._get_named(nf.NFT_MSG_GETCHAIN, nf.NFTA_CHAIN_NAME, self._chain_names))
 
-    def _sets(self) -> dict[str, KernelSet]:
+    def _read_sets(self) -> dict[str, KernelSet]:
         return parse_sets(self._get_named(nf.NFT_MSG_GETSET, nf.NFTA_SET_NAME, self._set_names))
 
-    def rules(self) -> dict[str, list[bytes]]:
-        return {name: self._rules_of(name) for name in self._chain_names}
+    def read_rules(self) -> dict[str, list[bytes]]:
+        return {name: self._read_rules_of(name) for name in self._chain_names}
 
-    def _rules_of(self, chain: str) -> list[bytes]:
+    def _read_rules_of(self, chain: str) -> list[bytes]:
         body = encode.TABLE_NAME + nla.text(nf.NFTA_RULE_CHAIN, chain)
         listed = self._dump(nf.NFT_MSG_GETRULE, body, f"list rules of {chain}")
         return [found.get(nf.NFTA_RULE_EXPRESSIONS, b"") for found in listed]
 
-    def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
+    def read_elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         keys = self._keys[spec.name]
         try:
             found = self._look_up([(spec, key) for key in keys])
         except NotSupported:  # this kernel cannot look such keys up
-            held = super().elements(spec)
+            held = super().read_elements(spec)
             found = [held.get(key) for key in keys]
         by_key = {element.key: element for element in found if element is not None}
-        return by_key | {held.key: held for held in self.catch_alls([spec]).values()}
+        return by_key | {held.key: held for held in self.read_catch_alls([spec]).values()}
 
     def _get_named(self, kind: int, attribute: int, names: Iterable[str]) -> Iterator[dict[int, bytes]]:
         bodies = [encode.TABLE_NAME + nla.text(attribute, name) for name in names]
@@ -208,7 +208,7 @@ def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
     }
 
 
-def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
+def _parse_elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
     found = parse_attributes(answer)
     for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
         yield _parse_element(nla.attributes(item), spec)

@@ -278,7 +278,7 @@ def build_source_match(
     return None
 
 
-def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
+def find_node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """The addresses for the set; loopback node ports are never served by rules in this mode."""
     if context.node_port_addresses.match_all:
         return ()

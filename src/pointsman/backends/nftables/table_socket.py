@@ -1,28 +1,27 @@
-"""The socket of one family's table, and what the kernel behind it lacks."""
+"""The socket of one family's table, and which service port, or which other program, made the kernel reject a batch.
+
+The messages of a batch hold thousands of elements each, so the faults of a commit name no single object. The batch is
+checked again, without applying it and with every element in a message of its own: one round names them all.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from pointsman.backends.nftables.batch import Batch
+from pointsman.backends.contract import PRESENT, Difference
+from pointsman.backends.nftables.batch import Batch, BatchItem
 from pointsman.backends.nftables.check import format_owner
 from pointsman.backends.nftables.fields import FamilyTraits
+from pointsman.backends.nftables.fragment import Fragment, Owners
 from pointsman.backends.nftables.reader import Reader
 from pointsman.backends.nftables.schema import TABLE
-from pointsman.conditions import Condition
-from pointsman.errors import Busy, KernelError
+from pointsman.errors import Busy, KernelError, Rejected
 from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket
-from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
-_NO_HASH = Condition.false(
-    "KernelFeatures",
-    "HashMissing",
-    "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
-)
+_TRANSIENT = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EINTR))
+_MAX_FAULTS_SHOWN = 5
 
 
 class TableSocket:
@@ -38,20 +37,20 @@ class TableSocket:
             self._socket.close()
             self._socket = None
 
-    def socket(self) -> NftablesSocket:
+    def get_socket(self) -> NftablesSocket:
         if self._socket is None:
             self._socket = NftablesSocket()
         return self._socket
 
-    def reader(self) -> Reader:
-        return Reader(self.socket(), self._traits)
+    def open_reader(self) -> Reader:
+        return Reader(self.get_socket(), self._traits)
 
     def commit(self, batch: Batch) -> int:
         """Apply the batch and return its bytes; raises KernelError, Busy where another process owns the table."""
         try:
-            return self._commits.commit(self.socket(), batch.encode())
+            return self._commits.commit(self.get_socket(), batch.encode())
         except KernelError as error:
-            head = self.reader().head() if error.errno == errno.EPERM else None
+            head = self.open_reader().read_head() if error.errno == errno.EPERM else None
             if head is None or not head.owner:
                 raise
             what = f"table {self._traits.keyword} {TABLE} is {format_owner(head)}"
@@ -60,39 +59,48 @@ class TableSocket:
 
     def check(self, batch: Batch) -> list[Fault]:
         """Return the kernel's faults for each object of the batch, without applying anything."""
-        return self.socket().check(batch.encode(one_by_one=True))
+        return self.get_socket().check(batch.encode(one_by_one=True))
 
 
-class HashSupport:
-    """Service ports that ask for a hash which this kernel lacks; they are balanced at random."""
+def is_transient(code: int) -> bool:
+    """Whether an error says nothing about what was sent: the same may be accepted a second later.
 
-    def __init__(self, lacks_hash: Callable[[], bool]) -> None:
-        self._lacks_hash = lacks_hash
-        self._is_missing: bool | None = None
-        """None until a Service asks for a hash."""
-        self._unhashed: set[ServicePortName] = set()
+    Fewer codes than in `KernelError.is_temporary`: ENFILE, for one, says of an element that its set is full.
+    """
+    return code in _TRANSIENT
 
-    def check(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
-        """Record which plans ask for a missing hash; raises KernelError when that cannot be found out now."""
-        for name, plan in plans.items():
-            self._unhashed.discard(name)
-            if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
-                continue
-            if self._is_missing is None:
-                self._is_missing = self._lacks_hash()
-            if self._is_missing:
-                self._unhashed.add(name)
 
-    def check_again(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
-        """Record it for all plans; what was missing may be there by now."""
-        self._is_missing = self._is_missing and None
-        self._unhashed.clear()
-        self.check(plans)
+def find_rejected_service_ports(
+    batch: Batch, faults: Sequence[Fault], fragments: Mapping[ServicePortName, Fragment]
+) -> dict[ServicePortName, str]:
+    """Return the service ports whose objects the kernel rejects, with the reason."""
+    owners = Owners(fragments)
+    rejected: dict[ServicePortName, str] = {}
+    for fault, item in _find_items([fault for fault in faults if not is_transient(fault.errno)], batch):
+        owner = owners.find(item.where, item.key)
+        if owner is not None:
+            rejected[owner] = f"{item.what}: {fault}"
+    return rejected
 
-    def without_unsupported(self, plan: ServicePlan) -> ServicePlan:
-        """Return the plan, with random balancing where it asks for a missing hash."""
-        return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return (_NO_HASH,) if self._unhashed else ()
+def build_rejection_error(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
+    """Return the error for a batch that is rejected for objects of no service port."""
+    known = _find_items([fault for fault in faults if fault.position >= 0][:_MAX_FAULTS_SHOWN], batch)
+    reasons = [f"{item.what}: {fault}" for fault, item in known]
+    message = "; ".join(reasons) or "; ".join(map(str, faults)) or errno.errorcode.get(code, str(code))
+    return Rejected(f"nftables rejected the change: {message}", code, [item.what for _, item in known])
+
+
+def find_external_object(batch: Batch, faults: Sequence[Fault]) -> Difference | None:
+    """Return the external change that made the kernel reject a change, but not the full load that followed."""
+    known = [fault for fault in faults if fault.position >= 0 and not is_transient(fault.errno)]
+    for fault, item in _find_items(known[:1], batch):
+        have = "" if fault.errno == errno.ENOENT else "something else"
+        return Difference(item.what, PRESENT, have, detail=f"a change was rejected: {fault}")
+    return None
+
+
+def _find_items(faults: Sequence[Fault], batch: Batch) -> list[tuple[Fault, BatchItem]]:
+    """Pair faults with their objects, without those of the batch as a whole."""
+    items = batch.find_items(fault.position for fault in faults)
+    return [(fault, items[fault.position]) for fault in faults if fault.position in items]

@@ -25,10 +25,10 @@ _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 def format_key(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
     """`10.96.0.1 . tcp . 443`, or `*` for what matches when nothing else does."""
-    return " . ".join(_fields(key, spec.key, traits)) if key else "*"
+    return " . ".join(_format_fields(key, spec.key, traits)) if key else "*"
 
 
-def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:
+def _format_fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:
     offset = 0
     for field in fields:
         length = traits.fields[field].length
@@ -46,15 +46,15 @@ def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterat
 
 def format_endpoint(data: bytes, traits: FamilyTraits) -> str:
     """`10.244.1.2 . 8080`."""
-    return " . ".join(_fields(data, ENDPOINT_FIELDS, traits))
+    return " . ".join(_format_fields(data, ENDPOINT_FIELDS, traits))
 
 
 def format_range(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
     """The key of an interval element: its last field is a range or prefix."""
-    *exact, first = _fields(element.key, spec.key, traits)
+    *exact, first = _format_fields(element.key, spec.key, traits)
     length = traits.address_length
     start, end = element.key[-length:], element.key_end[-length:]
-    prefix = _as_prefix(start, end)
+    prefix = _find_prefix(start, end)
     if prefix is None:
         spelled = f"{first}-{address_text(end)}"
     elif prefix.prefix == length * 8:
@@ -64,7 +64,7 @@ def format_range(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
     return " . ".join((*exact, spelled))
 
 
-def _as_prefix(start: bytes, end: bytes) -> Cidr | None:
+def _find_prefix(start: bytes, end: bytes) -> Cidr | None:
     """The range as a prefix when it is one."""
     first, last, bits = int.from_bytes(start, "big"), int.from_bytes(end, "big"), len(start) * 8
     size = last - first + 1

@@ -47,16 +47,16 @@ def test_a_history_of_changes_equals_a_full_load(data: st.DataObject, family: Fa
     node, states = data.draw(histories(family))
     contents = loaded(node, states[0])
     table = TableModel()
-    table.run(contents.full_batch(replace=False, update=False))
+    table.run(contents.build_full_batch(replace=False, update=False))
     for before, after in itertools.pairwise(states):
         change = changed(contents, updates_between(before, after))
         table.run(change.batch)
         change.apply()
         fresh = loaded(node, after)
         expected = TableModel()
-        expected.run(fresh.full_batch(replace=False, update=False))
+        expected.run(fresh.build_full_batch(replace=False, update=False))
         assert table.meaning(contents) == expected.meaning(fresh)
-        assert contents.element_counts() == fresh.element_counts()
+        assert contents.count_elements() == fresh.count_elements()
         assert contents.verdicts == fresh.verdicts
 
 
@@ -68,19 +68,19 @@ def test_a_reload_in_place_equals_a_fresh_load_and_keeps_affinity_sets(
     node, states = data.draw(histories(family, steps=2))
     old, new = loaded(node, states[0]), loaded(node, states[-1])
     table = TableModel()
-    table.run(old.full_batch(replace=False, update=False))
-    kept = {spec.name for spec in old.all_sets()} & {spec.name for spec in new.all_sets() if spec.dynamic}
+    table.run(old.build_full_batch(replace=False, update=False))
+    kept = {spec.name for spec in old.list_sets()} & {spec.name for spec in new.list_sets() if spec.dynamic}
     for name in kept:
         table.sets[name][b"client"] = "learned"
-    stale_chains = table.chains.keys() - {chain.name for chain in new.all_chains()}
-    stale_sets = table.sets.keys() - {spec.name for spec in new.all_sets()}
-    batch = new.full_batch(
+    stale_chains = table.chains.keys() - {chain.name for chain in new.list_chains()}
+    stale_sets = table.sets.keys() - {spec.name for spec in new.list_sets()}
+    batch = new.build_full_batch(
         replace=False, update=True, stale_chains=sorted(stale_chains), stale_sets=sorted(stale_sets)
     )
     table.run(batch)
     assert all(table.sets[name].pop(b"client") == "learned" for name in kept)
     expected = TableModel()
-    expected.run(new.full_batch(replace=False, update=False))
+    expected.run(new.build_full_batch(replace=False, update=False))
     assert table.meaning(new) == expected.meaning(new)
 
 
@@ -123,7 +123,7 @@ def test_a_cluster_ip_stays_until_its_last_port_is_gone() -> None:
 def test_idle_balancer_chains_are_removed_when_there_are_many() -> None:
     contents = loaded(context(), {})
     table = TableModel()
-    table.run(contents.full_batch(replace=False, update=False))
+    table.run(contents.build_full_batch(replace=False, update=False))
     most = 0
     for size in range(1, 400, 3):
         grown = plan(service_port(), *(endpoint("10.244.2.1", 1000 + n) for n in range(size)))
@@ -138,7 +138,7 @@ def test_idle_balancer_chains_are_removed_when_there_are_many() -> None:
 @pytest.mark.parametrize("bad", ['evil"; drop', "x" * 500, "tab\tnewline\n", "ünïcode"])
 def test_hostile_names_stay_inside_their_comment(bad: str) -> None:
     hostile = plan(service_port(name=bad, affinity_seconds=10), endpoint())
-    text = loaded(context(), {hostile.name: hostile}).text()
+    text = loaded(context(), {hostile.name: hostile}).render()
     for line in text.splitlines():
         if 'comment "' in line:
             comment = line.split('comment "', 1)[1]

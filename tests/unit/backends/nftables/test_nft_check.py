@@ -15,8 +15,8 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fields import find_traits
 from pointsman.backends.nftables.fragment import Fragment, Slots
 from pointsman.backends.nftables.reader import NarrowReader
-from pointsman.backends.nftables.rejections import find_rejected_service_ports
 from pointsman.backends.nftables.schema import CLUSTER_IPS, ENDPOINTS
+from pointsman.backends.nftables.table_socket import find_rejected_service_ports
 from pointsman.errors import NotSupported
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import attribute, nested
@@ -122,7 +122,7 @@ def test_an_element_that_cannot_be_looked_up_is_not_taken_for_a_deleted_one(
 ) -> None:
     contents = Contents(context())
     contents.load(some_fragments(2))
-    wanted = contents.element_keys()[CLUSTER_IPS]
+    wanted = contents.list_keys()[CLUSTER_IPS]
     monkeypatch.setattr(
         "pointsman.kernel.nfnl.NetlinkSocket",
         lambda _protocol: WithoutLookups([*wanted, b"\x0a\x09\x09\x09"]),
@@ -132,7 +132,7 @@ def test_an_element_that_cannot_be_looked_up_is_not_taken_for_a_deleted_one(
     with pytest.raises(NotSupported):
         socket.get_each(nf.NFT_MSG_GETSETELEM, 2, [body], "look up elements")
     reader = NarrowReader(socket, find_traits(Family.IPV4), contents)
-    assert sorted(reader.elements(contents.sets[CLUSTER_IPS])) == sorted(wanted)
+    assert sorted(reader.read_elements(contents.sets[CLUSTER_IPS])) == sorted(wanted)
 
 
 # --- many faults in one batch -------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_owners_of_many_faults_are_found_in_one_pass_over_the_batch(monkeypatch:
     fragments = some_fragments(300, endpoints=2)
     contents = Contents(context())
     contents.load(fragments)
-    batch = contents.full_batch(replace=False, update=False)
+    batch = contents.build_full_batch(replace=False, update=False)
     total = len(list(batch.encode(one_by_one=True)))
     monkeypatch.setattr(Slots, "__iter__", counted)
     faults = [Fault(position, errno.EINVAL) for position in range(total)]

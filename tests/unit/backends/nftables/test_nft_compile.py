@@ -37,15 +37,15 @@ def elements(found: Contents) -> dict[str, list[str]]:
     specs, traits = {s.name: s for s in build_static_sets()}, find_traits(found.context.family)
     words = {
         name: [text.format_element(element, "", specs[name], traits) for element, _ in entries]
-        for name, entries in found.elements().items()
+        for name, entries in found.list_elements().items()
     }
-    for name, pools in found.pools().items():
+    for name, pools in found.list_pools().items():
         words[name] = [text.format_slot(key, data, specs[name], traits) for key, data in Slots(pools)]
     return {name: sorted(members) for name, members in words.items() if members}
 
 
 def rules(found: Contents, chain: str) -> list[str]:
-    return [rule.text for c in found.all_chains() if c.name == chain for rule in c.rules]
+    return [rule.text for c in found.list_chains() if c.name == chain for rule in c.rules]
 
 
 def test_a_cluster_ip_leads_to_the_balancer_of_its_endpoint_count() -> None:
@@ -209,7 +209,7 @@ def test_affinity_shares_one_memory_between_all_frontends() -> None:
 
 def test_affinity_names_do_not_depend_on_the_timeout_so_that_memory_survives_its_change() -> None:
     short, long = (contents(THERE, affinity_seconds=seconds) for seconds in (60, 600))
-    assert [s.name for s in short.all_sets()] == [s.name for s in long.all_sets()]
+    assert [s.name for s in short.list_sets()] == [s.name for s in long.list_sets()]
 
 
 def test_masquerade_all_marks_every_cluster_ip_packet() -> None:
@@ -256,7 +256,7 @@ def test_a_source_hash_draws_the_slot_in_a_chain_shared_by_all_of_that_size() ->
         "dnat ip to ip daddr . meta l4proto . th dport . jhash ip saddr mod 64 seed 0x2a map @endpoints"
     ]
     assert len(elements(found)["endpoints"]) == 64
-    assert [c.name for c in found.all_chains() if "lb-" in c.name] == ["hash-lb-64"]
+    assert [c.name for c in found.list_chains() if "lb-" in c.name] == ["hash-lb-64"]
     by_port = contents(
         THERE, ELSEWHERE, balancing=BalancingRequest(Scheduler.SOURCE_PORT_HASH, hash_slots=64)
     )
@@ -274,7 +274,7 @@ def test_policy_local_hashes_over_its_own_endpoints() -> None:
 
 def test_affinity_draws_the_first_endpoint_of_a_client_by_weight() -> None:
     found = contents(*weighing(3, 1), affinity_seconds=60)
-    (view,) = [c for c in found.all_chains() if c.name.startswith("service-") and "check" not in c.name]
+    (view,) = [c for c in found.list_chains() if c.name.startswith("service-") and "check" not in c.name]
     assert view.rules[2].text.split(" goto")[0] == "numgen random mod 4 < 3"
 
 
@@ -282,4 +282,4 @@ def test_a_source_hash_is_an_affinity_by_itself() -> None:
     request = BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=64)
     found = contents(THERE, ELSEWHERE, affinity_seconds=60, balancing=request)
     assert elements(found)["service-ips"] == ["10.96.0.10 . tcp . 80 : goto hash-lb-64"]
-    assert not [s.name for s in found.all_sets() if s.name.startswith("affinity-")]
+    assert not [s.name for s in found.list_sets() if s.name.startswith("affinity-")]

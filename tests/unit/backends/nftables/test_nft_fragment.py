@@ -45,7 +45,7 @@ def test_a_replacement_takes_the_slot_of_the_replaced() -> None:
 
 @given(st.lists(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=9), max_size=4))
 def test_slots_of_pools_come_back_in_order_with_their_numbers(lists: list[list[bytes]]) -> None:
-    pools = [Pool.of("endpoints", bytes((number,)) * 12, slots) for number, slots in enumerate(lists)]
+    pools = [Pool.from_slots("endpoints", bytes((number,)) * 12, slots) for number, slots in enumerate(lists)]
     assert [list(pool.slots) for pool in pools] == lists
     found = Slots(pools)
     expected = [
