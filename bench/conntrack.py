@@ -92,8 +92,10 @@ def measure(family: Family, count: int, services: int) -> None:
     timed("fill the table", lambda: fill(family, count, Protocol.UDP))
     with ConntrackTable(family) as table:
         one = FlowQuery(17, service_address(family, 7), PORT)
-        timed("list the flows of one frontend", lambda: len(table.flows(one, lambda *_: True)))
-        timed("walk over all flows, none wanted", lambda: len(table.flows(FlowQuery(17), lambda *_: False)))
+        timed("list the flows of one frontend", lambda: len(table.list_flows(one, lambda *_: True)))
+        timed(
+            "walk over all flows, none wanted", lambda: len(table.list_flows(FlowQuery(17), lambda *_: False))
+        )
     change = PlanChange(plan(family, 7, *both), plan(family, 7, second))
     timed(
         "one endpoint of one service gone", lambda: cleaned(family, {plan(family, 7).name: change}, context)
@@ -114,7 +116,7 @@ def measure_handshakes(family: Family, count: int, services: int) -> None:
     print(f"{family.value}, {count} TCP flows")
     timed("fill the table", lambda: fill(family, count, Protocol.TCP))
     with ConntrackTable(family) as table:
-        timed("walk over all flows", lambda: len(table.flows(FlowQuery(6), lambda *_: False)))
+        timed("walk over all flows", lambda: len(table.list_flows(FlowQuery(6), lambda *_: False)))
     one = made[7]
     timed("one service comes", lambda: cleaned(family, {one.name: PlanChange(None, one)}, context))
     started = {entry.name: PlanChange(None, entry) for entry in made}

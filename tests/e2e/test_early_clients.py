@@ -56,7 +56,7 @@ def tracked(world: World, *queries: FlowQuery) -> list[TrackedFlow]:
         for family in Family:
             with ConntrackTable(family) as table:
                 for query in queries:
-                    found += table.flows(query, lambda *_: True)
+                    found += table.list_flows(query, lambda *_: True)
     return found
 
 

@@ -69,14 +69,14 @@ def test_a_flow_is_read_exactly_as_the_conntrack_tool_wrote_it(namespace: Namesp
     udp(namespace, "10.0.0.1 1000", "10.96.0.10 53", "10.244.0.5 5353")
     udp(namespace, "fd00::1 1001", "fd00::10 53", "fd00::5 5353")
     with ConntrackTable(Family.IPV4) as table:
-        (flow,) = table.flows(FlowQuery(17), everything)
+        (flow,) = table.list_flows(FlowQuery(17), everything)
     assert flow[:9] == (
         *(17, packed("10.0.0.1"), 1000, packed("10.96.0.10"), 53),
         *(packed("10.244.0.5"), 5353, packed("10.0.0.1"), 1000),
     )
     assert str(flow) == "10.0.0.1:1000 -> 10.96.0.10:53 answered by 10.244.0.5:5353"
     with ConntrackTable(Family.IPV6) as table:
-        (flow6,) = table.flows(FlowQuery(17), everything)
+        (flow6,) = table.list_flows(FlowQuery(17), everything)
     assert flow6[1:7] == (packed("fd00::1"), 1001, packed("fd00::10"), 53, packed("fd00::5"), 5353)
 
 
@@ -100,7 +100,7 @@ def test_pyroute2_reads_the_same_flows(namespace: Namespace) -> None:
     with ConntrackTable(Family.IPV4) as table:
         ours = {
             (socket.inet_ntoa(f.source), f.source_port, socket.inet_ntoa(f.reply_source))
-            for f in table.flows(FlowQuery(17), everything)
+            for f in table.list_flows(FlowQuery(17), everything)
         }
     assert ours == theirs
     assert len(ours) == 20
@@ -120,7 +120,7 @@ def test_queries_select_by_protocol_address_and_port(namespace: Namespace, famil
     )
 
     def found(query: FlowQuery) -> set[tuple[bytes, int]]:
-        return {(f.destination, f.destination_port) for f in table.flows(query, everything)}
+        return {(f.destination, f.destination_port) for f in table.list_flows(query, everything)}
 
     first, second = packed(f"{base}0"), packed(f"{base}1")
     with ConntrackTable(family) as table:
@@ -132,7 +132,7 @@ def test_queries_select_by_protocol_address_and_port(namespace: Namespace, famil
         assert found(FlowQuery(132)) == set()
         assert {
             f.destination_port
-            for f in table.flows(FlowQuery(17), lambda _to, port, _by, _by_port: port == 53)
+            for f in table.list_flows(FlowQuery(17), lambda _to, port, _by, _by_port: port == 53)
         } == {53}
 
 
@@ -151,9 +151,9 @@ def test_a_kernel_that_ignores_or_refuses_the_filter_gives_the_same_answer(names
         ConntrackTable(Family.IPV4, ignored) as old,
         ConntrackTable(Family.IPV4, lambda _family, _query: nla.nested(1) + unknown_flag) as strict,
     ):
-        filtered = table.flows(query, everything)
-        assert old.flows(query, everything) == filtered
-        assert strict.flows(query, everything) == filtered
+        filtered = table.list_flows(query, everything)
+        assert old.list_flows(query, everything) == filtered
+        assert strict.list_flows(query, everything) == filtered
     assert len(filtered) == 1
 
 
@@ -170,11 +170,11 @@ def test_flows_without_a_reply_can_be_asked_for(namespace: Namespace) -> None:
     handshake(namespace, 1000)
     handshake(namespace, 1001, "--state", "ESTABLISHED", "-u", "SEEN_REPLY")
     with ConntrackTable(Family.IPV4) as table, ConntrackTable(Family.IPV4, ignored) as old:
-        both = {flow.source_port: flow.replied for flow in table.flows(FlowQuery(6), everything)}
+        both = {flow.source_port: flow.replied for flow in table.list_flows(FlowQuery(6), everything)}
         assert both == {1000: False, 1001: True}
         query = FlowQuery(6, packed("10.96.0.10"), 80, unreplied=True)
-        assert [flow.source_port for flow in table.flows(query, everything)] == [1000]
-        assert [flow.source_port for flow in old.flows(query, everything)] == [1000]
+        assert [flow.source_port for flow in table.list_flows(query, everything)] == [1000]
+        assert [flow.source_port for flow in old.list_flows(query, everything)] == [1000]
 
 
 def test_a_flow_answered_replaced_or_ended_since_it_was_listed_is_no_longer_unreplied(
@@ -183,21 +183,21 @@ def test_a_flow_answered_replaced_or_ended_since_it_was_listed_is_no_longer_unre
     for source_port in (1000, 1001, 1002):
         handshake(namespace, source_port)
     with ConntrackTable(Family.IPV4) as table:
-        listed_before = sorted(table.flows(FlowQuery(6, unreplied=True), everything))
-        assert table.still_unreplied(listed_before) == listed_before
+        listed_before = sorted(table.list_flows(FlowQuery(6, unreplied=True), everything))
+        assert table.filter_unreplied(listed_before) == listed_before
         answer_flow(Family.IPV4, listed_before[0])
         namespace.run(["conntrack", "-D", "-p", "tcp", "--sport", "1001"])
         replaced = listed_before[2]._replace(id=b"\0\0\0\1")
-        assert table.still_unreplied([*listed_before[:2], replaced]) == []
-        assert table.still_unreplied(listed_before[2:]) == listed_before[2:]
-        assert table.still_unreplied([]) == []
+        assert table.filter_unreplied([*listed_before[:2], replaced]) == []
+        assert table.filter_unreplied(listed_before[2:]) == listed_before[2:]
+        assert table.filter_unreplied([]) == []
 
 
 def test_exactly_the_named_flows_are_deleted(namespace: Namespace) -> None:
     for port in range(1000, 1010):
         udp(namespace, f"10.0.0.1 {port}", "10.96.0.10 53", "10.244.0.5 53")
     with ConntrackTable(Family.IPV4) as table:
-        flows = table.flows(FlowQuery(17), everything)
+        flows = table.list_flows(FlowQuery(17), everything)
         doomed = [flow for flow in flows if flow.source_port % 2]
         assert table.delete(doomed) == 5
         assert table.delete(doomed) == 0
@@ -213,7 +213,7 @@ def test_exactly_the_named_flows_are_deleted(namespace: Namespace) -> None:
 def test_a_flow_that_was_replaced_meanwhile_is_spared(namespace: Namespace) -> None:
     udp(namespace, "10.0.0.1 1000", "10.96.0.10 53", "10.244.0.5 53")
     with ConntrackTable(Family.IPV4) as table:
-        old = table.flows(FlowQuery(17), everything)
+        old = table.list_flows(FlowQuery(17), everything)
         namespace.run(["conntrack", "-D", "-p", "udp"])
         udp(namespace, "10.0.0.1 1000", "10.96.0.10 53", "10.244.0.6 53")
         assert table.delete([old[0]._replace(id=b"\0\0\0\1")]) == 0
@@ -224,7 +224,7 @@ def test_flows_of_other_zones_are_not_shown(namespace: Namespace) -> None:
     udp(namespace, "10.0.0.1 1000", "10.96.0.10 53", "10.244.0.5 53", "-w", "5")
     assert len(listed(namespace)) == 1
     with ConntrackTable(Family.IPV4) as table:
-        assert table.flows(FlowQuery(17), everything) == []
+        assert table.list_flows(FlowQuery(17), everything) == []
 
 
 def test_sctp_flows_are_read_and_deleted(namespace: Namespace) -> None:
@@ -237,7 +237,7 @@ def test_sctp_flows_are_read_and_deleted(namespace: Namespace) -> None:
     except Exception as error:  # noqa: BLE001
         pytest.skip(f"no SCTP in this kernel's conntrack: {error}")
     with ConntrackTable(Family.IPV4) as table:
-        (flow,) = table.flows(FlowQuery(132, packed("10.96.0.10"), 9), everything)
+        (flow,) = table.list_flows(FlowQuery(132, packed("10.96.0.10"), 9), everything)
         assert table.delete([flow]) == 1
     assert listed(namespace) == []
 
@@ -254,20 +254,20 @@ def test_thousands_of_flows_are_listed_completely_and_deleted(namespace: Namespa
     flows = [Flow(17, client, 1 + n, service, 53, pod, 53, client, 1 + n, b"") for n in range(count)]
     add_flows(family, flows)
     with ConntrackTable(family) as table:
-        found = table.flows(FlowQuery(17, service, 53), everything)
+        found = table.list_flows(FlowQuery(17, service, 53), everything)
         assert {flow._replace(id=b"") for flow in found} == set(flows)
         assert table.delete(found) == count
-        assert table.flows(FlowQuery(17), everything) == []
+        assert table.list_flows(FlowQuery(17), everything) == []
 
 
 def test_a_passed_deadline_stops_listing_and_deleting(namespace: Namespace) -> None:
     udp(namespace, "10.0.0.1 1000", "10.96.0.10 53")
     with ConntrackTable(Family.IPV4) as table:
-        flows = table.flows(FlowQuery(17), everything)
+        flows = table.list_flows(FlowQuery(17), everything)
         with pytest.raises(DeadlinePassed, match="0 of 1 deletions"):
             table.delete(flows, expired=lambda: True)
         with pytest.raises(DeadlinePassed):
-            table.flows(FlowQuery(17), everything, expired=lambda: True)
+            table.list_flows(FlowQuery(17), everything, expired=lambda: True)
     assert len(listed(namespace)) == 1
 
 
@@ -278,7 +278,7 @@ def test_without_privileges_the_error_says_what_is_missing(namespace: Namespace)
         os.setresuid(65534, 65534, 65534)
         try:
             with ConntrackTable(Family.IPV4) as table:
-                table.flows(FlowQuery(17), everything)
+                table.list_flows(FlowQuery(17), everything)
         except KernelError as error:
             os._exit(0 if error.errno == errno.EPERM and "CAP_NET_ADMIN" in str(error) else 2)
         os._exit(3)

@@ -74,4 +74,4 @@ def test_only_the_entries_of_our_ipsets_are_read(namespace: Namespace) -> None:
         for name in ("KUBE-IPVS-IPS", "banned"):
             sets.create(SetHeader(name, SetType.HASH_IP, Family.IPV4))
             assert sets.add(name, entries) == {}
-        assert sets.entries(("KUBE-IPVS-IPS", "KUBE-LOOP-BACK")) == {"KUBE-IPVS-IPS": entries}
+        assert sets.list_entries(("KUBE-IPVS-IPS", "KUBE-LOOP-BACK")) == {"KUBE-IPVS-IPS": entries}

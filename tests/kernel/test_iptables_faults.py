@@ -207,7 +207,7 @@ def test_a_held_lock_delays_and_names_its_holder(host: Host) -> None:
             host.sync(db("10.244.1.9"))
         assert host.backend.drift() is None
         with pytest.raises(Busy):
-            host.runner.chain_exists(MANGLE, "KUBE-PROXY-CANARY")
+            host.runner.has_chain(MANGLE, "KUBE-PROXY-CANARY")
     assert host.sync().full
     assert host.differences() == []
 

@@ -70,11 +70,11 @@ def test_clean_up_that_cannot_list_a_table_says_so_and_cleans_the_others(
     assert "could not clean up rules in iptables-nft table nat" in told.err
     assert "is incompatible, use 'nft' tool" in told.err
     assert "removed chain KUBE-SERVICES in iptables-nft table filter" in told.out
-    assert not runner().chain_exists(FILTER, "KUBE-SERVICES")
-    assert runner().chain_exists(NAT, "KUBE-SERVICES")
+    assert not runner().has_chain(FILTER, "KUBE-SERVICES")
+    assert runner().has_chain(NAT, "KUBE-SERVICES")
     node.run(["nft", "flush", "chain", "ip", "nat", "POSTROUTING"])
     assert cleanup.main([f"--state-dir={tmp_path}"]) == 0
-    assert not runner().chain_exists(NAT, "KUBE-SERVICES")
+    assert not runner().has_chain(NAT, "KUBE-SERVICES")
 
 
 @pytest.mark.parametrize("rule", NATIVE)
@@ -105,7 +105,7 @@ def test_syncs_go_on_while_such_rules_are_there(node: Namespace, rule: str) -> N
     (condition,) = report.conditions
     assert condition.type == "TablesReadable"
     assert "move them" in condition.message
-    assert runner().chain_exists(NAT, "KUBE-SERVICES")
+    assert runner().has_chain(NAT, "KUBE-SERVICES")
 
 
 @pytest.mark.parametrize("rule", NATIVE)

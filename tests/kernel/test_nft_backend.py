@@ -129,9 +129,9 @@ def test_kube_proxys_table_is_taken_over_in_one_transaction(
 ) -> None:
     namespace.run(["nft", "-f", "-"], (GOLDEN / scenario / "nftables" / "nft.txt").read_text())
     socket = NftablesSocket()
-    before = socket.generation()
+    before = socket.read_generation()
     report = backend.sync(everything(NODE, some_plans()))
-    assert socket.generation() == before + 1
+    assert socket.read_generation() == before + 1
     socket.close()
     assert [found.what for found in report.corrected] == ["table ip kube-proxy"]
     assert backend.comparison(everything(NODE, some_plans())).differences() == []

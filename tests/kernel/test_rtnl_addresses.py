@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.factory import packed
 
-from pointsman.kernel.rtnl import AddressMonitor, RouteSocket, local_addresses
+from pointsman.kernel.rtnl import AddressMonitor, RouteSocket, list_local_addresses
 from pointsman.lab.netns import LabUnavailable, Namespace
 from pointsman.model.addresses import Family
 
@@ -38,14 +38,16 @@ def node() -> Iterator[Namespace]:
 
 def test_every_address_is_listed_once_by_family(node: Namespace) -> None:
     texts = ("10.0.0.1", "127.0.0.1", "192.0.2.1", "192.0.2.2")
-    assert local_addresses(Family.IPV4) == tuple(packed(text) for text in texts)
-    assert packed("2001:db8::1") in local_addresses(Family.IPV6)
-    assert packed("::1") in local_addresses(Family.IPV6)
+    assert list_local_addresses(Family.IPV4) == tuple(packed(text) for text in texts)
+    assert packed("2001:db8::1") in list_local_addresses(Family.IPV6)
+    assert packed("::1") in list_local_addresses(Family.IPV6)
 
 
 def test_an_address_shared_with_an_excluded_interface_still_counts(node: Namespace) -> None:
-    assert local_addresses(Family.IPV4, exclude=("vb", "lo")) == (packed("192.0.2.1"),)
-    assert local_addresses(Family.IPV4, exclude=("nothing-of-that-name",)) == local_addresses(Family.IPV4)
+    assert list_local_addresses(Family.IPV4, exclude=("vb", "lo")) == (packed("192.0.2.1"),)
+    assert list_local_addresses(Family.IPV4, exclude=("nothing-of-that-name",)) == list_local_addresses(
+        Family.IPV4
+    )
 
 
 def test_changes_wake_the_monitor(node: Namespace) -> None:
@@ -69,11 +71,11 @@ def test_new_ipv6_addresses_are_local_when_they_were_waited_for(node: Namespace)
     added = [packed("fd00::")[:14] + number.to_bytes(2) for number in range(1, 1001)]
     route = RouteSocket()
     try:
-        replies = route.add_addresses(route.links()["lo"], added)
+        replies = route.add_addresses(route.list_indexes()["lo"], added)
         late = route.wait_until_local(added, 10)
         assert not any(reply.errno for reply in replies)
         assert late == []
-        assert all(way.local for way in route.routes(added).values())
+        assert all(way.local for way in route.find_routes(added).values())
     finally:
         route.close()
 
@@ -90,9 +92,9 @@ def test_waiting_for_an_address_that_does_not_become_local_ends(node: Namespace)
 def test_links_are_known_by_name_and_can_be_removed(node: Namespace) -> None:
     route = RouteSocket()
     try:
-        assert {"lo", "va", "vb"} <= route.links().keys()
+        assert {"lo", "va", "vb"} <= route.list_indexes().keys()
         assert route.delete_link("va")
         assert not route.delete_link("va")
-        assert "vb" not in route.links()
+        assert "vb" not in route.list_indexes()
     finally:
         route.close()

@@ -133,8 +133,8 @@ def _count_protocol(table: ConntrackTable, protocol: Protocol) -> Counter[str]:
         counts["translated"] += answering != destination
         return False
 
-    table.flows(FlowQuery(protocol.value), count)
-    counts["unreplied"] = len(table.flows(FlowQuery(protocol.value, unreplied=True), lambda *_: True))
+    table.list_flows(FlowQuery(protocol.value), count)
+    counts["unreplied"] = len(table.list_flows(FlowQuery(protocol.value, unreplied=True), lambda *_: True))
     return counts
 
 

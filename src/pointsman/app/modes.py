@@ -124,7 +124,7 @@ def remove_everything(
     A dry run changes nothing and returns what would be done.
     """
     sysctls = open_sysctls(state_dir)
-    settings = map(_describe_setting, sysctls.preview_undo() if dry_run else sysctls.undo())
+    settings = map(_describe_setting, sysctls.undo(dry_run=dry_run))
     cleaning = CleanupContext(sysctls, detect_families(), all_proxies=all_proxies, dry_run=dry_run)
     return [*settings, *_clean_up(reversed(MODES), cleaning)]
 

@@ -30,7 +30,7 @@ from pointsman.explain.target import EVERYWHERE, Question
 from pointsman.explain.trace import TraceReport, build_trace_report, render_trace
 from pointsman.kernel.iptables_programs import LEGACY, find_variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.rtnl import RouteSocket, local_addresses
+from pointsman.kernel.rtnl import RouteSocket, list_local_addresses
 from pointsman.machine.nft_chains import ChainReader
 from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.reach import Attempt, Place, Reached, reach
@@ -93,7 +93,7 @@ def _trace(given: argparse.Namespace) -> int:
     question = Question(given.target, given.namespace, address_text(source) if source else "", kernel=False)
     explanation = ask(given.control_socket, "/explain", Explanation, question)
     place = find_place(explanation, source)
-    waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
+    waiting = given.wait or bool(source and source not in list_local_addresses(family_of(source)))
     timeout = given.seconds or (60.0 if waiting else 3.0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     events, attempt = _follow(place, source, timeout, waiting=waiting)
@@ -193,7 +193,7 @@ def _build_report(
     family = family_of(place.address)
     route = RouteSocket()
     try:
-        interfaces = {index: name for name, index in route.links().items()}
+        interfaces = {index: name for name, index in route.list_indexes().items()}
     finally:
         route.close()
     untraceable = mode_named(explanation.mode).quirks.untraceable

@@ -16,7 +16,7 @@ from typing import Final
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import netlink, tracked_flows
 from pointsman.kernel.netlink import Closable, Message, NetlinkSocket, Reply
-from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Sighting, Wanted, selection
+from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Sighting, Wanted, encode_selection
 from pointsman.model.addresses import Family
 
 _SUBSYSTEM: Final = 1 << 8
@@ -53,7 +53,7 @@ class ConntrackTable(Closable):
     def __init__(
         self,
         family: Family,
-        select: Select = selection,
+        select: Select = encode_selection,
         open_socket: Callable[[int], NetlinkSocket] = NetlinkSocket,
     ) -> None:
         self.family = family
@@ -66,7 +66,7 @@ class ConntrackTable(Closable):
     def close(self) -> None:
         self._socket.close()
 
-    def flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
+    def list_flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
         """Flows that match the query and that `wanted` accepts.
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
@@ -74,14 +74,14 @@ class ConntrackTable(Closable):
         found: list[Flow] = []
 
         def take(payload: bytes) -> None:
-            flow = self._decoder.decoded(payload, query, wanted)
+            flow = self._decoder.decode(payload, query, wanted)
             if flow is not None:
                 found.append(flow)
 
         self._ask(query, take, expired)
         return found
 
-    def sightings(
+    def visit_flows(
         self, query: FlowQuery, take: Callable[[Sighting], None], expired: Expired = lambda: False
     ) -> None:
         """Hand every flow that matches the query to `take`; raises as `flows` does."""
@@ -137,7 +137,7 @@ class ConntrackTable(Closable):
             raise FlowsLeft(str(error), worst.errno, deleted)
         return deleted
 
-    def still_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
+    def filter_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
         """Those of these flows that are still there and on which no packet has come back by now."""
         replies = self._socket.request([self._encode_request(_GET, flow) for flow in flows])
         return [
@@ -148,15 +148,15 @@ class ConntrackTable(Closable):
 
     def _is_unreplied(self, flow: Flow, payload: bytes) -> bool:
         query = FlowQuery(flow.protocol, flow.destination, flow.destination_port, unreplied=True)
-        return self._decoder.decoded(payload, query, lambda *_: True) == flow
+        return self._decoder.decode(payload, query, lambda *_: True) == flow
 
     def _encode_request(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
         """A request about exactly this flow."""
-        named = tracked_flows.original_tuple(self.family, flow)
-        return Message(kind, 0, tracked_flows.header(self.family) + named + more)
+        named = tracked_flows.encode_original(self.family, flow)
+        return Message(kind, 0, tracked_flows.build_header(self.family) + named + more)
 
     def _encode_deletion(self, flow: Flow) -> Message:
-        return self._encode_request(_DELETE, flow, tracked_flows.identity(flow))
+        return self._encode_request(_DELETE, flow, tracked_flows.encode_id(flow))
 
     def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
         """Stream the answers, so that a large table costs no memory for flows that do not match.
@@ -164,9 +164,11 @@ class ConntrackTable(Closable):
         Flows come and go during a dump, and the kernel marks none as interrupted (NLM_F_DUMP_INTR): while the table is being
         resized, flows may come twice or be missed. Callers who must not miss one look again.
         """
-        sequence = self._socket.next_sequence()
+        sequence = self._socket.reserve_sequences()
         flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
-        self._socket.send(netlink.frame(_GET, flags, sequence, tracked_flows.header(self.family) + selection))
+        self._socket.send(
+            netlink.build_frame(_GET, flags, sequence, tracked_flows.build_header(self.family) + selection)
+        )
         while True:
             if expired():
                 raise DeadlinePassed("listing tracked flows took longer than allowed")

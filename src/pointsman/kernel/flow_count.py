@@ -73,7 +73,9 @@ class FlowCount(Generic[Owner]):
         try:
             with open_table(family) as table:
                 for query in build_flow_queries(self._owners):
-                    table.sightings(query, partial(self.add, query.protocol), lambda: monotonic() > deadline)
+                    table.visit_flows(
+                        query, partial(self.add, query.protocol), lambda: monotonic() > deadline
+                    )
         except DeadlinePassed:
             self.is_partial = True
 

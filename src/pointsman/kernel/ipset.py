@@ -190,13 +190,13 @@ class IpsetSocket(Closable):
         if reply.errno:
             raise _build_error(reply.errno, f"create ipset {header.name} ({header.type.value})")
 
-    def headers(self) -> dict[str, SetHeader]:
+    def list_headers(self) -> dict[str, SetHeader]:
         """Return every set of a known type, by name, without its entries."""
         return {header.name: header for header, _ in self._list(_LIST_HEADERS)}
 
-    def entries(self, names: Iterable[str]) -> dict[str, set[SetEntry]]:
+    def list_entries(self, names: Iterable[str]) -> dict[str, set[SetEntry]]:
         """Return the entries of these sets, without those that do not exist or are of an unknown type."""
-        present = self.headers()
+        present = self.list_headers()
         found: dict[str, set[SetEntry]] = {name: set() for name in names if name in present}
         for name, entries in found.items():
             for _, part in self._list(0, nla.text(ATTR_NAME, name)):

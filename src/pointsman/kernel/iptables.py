@@ -16,7 +16,7 @@ from pathlib import Path
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import xtables_lock
 from pointsman.kernel.command import CommandResult, Commands
-from pointsman.kernel.iptables_programs import HOST_DEFAULT, Features, probe_features, programs
+from pointsman.kernel.iptables_programs import HOST_DEFAULT, Features, find_programs, probe_features
 from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
 
@@ -64,7 +64,7 @@ class Iptables:
         restore_seconds: float = _RESTORE_SECONDS,
     ) -> None:
         self.family = family
-        self.programs = programs(family, variant)
+        self.programs = find_programs(family, variant)
         self._commands = commands
         self._lock_file = lock_file
         self._take_lock = take_lock
@@ -92,7 +92,7 @@ class Iptables:
             return self._build_error((self.programs.edit,), result)
         return NotSupported("the kernel lacks table nat") if result.status else None
 
-    def chain_exists(self, table: str, chain: str) -> bool:
+    def has_chain(self, table: str, chain: str) -> bool:
         """Return whether the chain exists; a held lock or lack of resources raises and never counts as "no"."""
         return self._edit(table, "-S", chain, missing_is_fine=True).status == 0
 

@@ -66,7 +66,7 @@ class Features(msgspec.Struct, frozen=True, gc=False):
     """Rules go to nftables; the cost of a restore then grows with what is written, and faster than linearly."""
 
 
-def programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
+def find_programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
     """Return the names of the programs of one family and variant."""
     base = "iptables" if family is Family.IPV4 else "ip6tables"
     if variant:
@@ -127,7 +127,7 @@ def choose_variant(
     if given:
         raise NotSupported(f"{OVERRIDE} is {given!r}: set it to {NFT} or {LEGACY}, or leave it unset")
     in_use = {NFT: _dump(commands, family, NFT)}
-    if _legacy_tables_exist(family, proc):
+    if _has_legacy_tables(family, proc):
         in_use[LEGACY] = _dump(commands, family, LEGACY)
     for pattern in (_HINT_CHAIN, _PROXY_CHAIN):
         for variant, text in in_use.items():
@@ -141,17 +141,17 @@ def choose_variant(
 
 def find_variants_in_use(family: Family, *, proc: Path = Path("/proc")) -> list[str]:
     """Return every variant that may hold rules, for clean-up."""
-    return [NFT, LEGACY] if _legacy_tables_exist(family, proc) else [NFT]
+    return [NFT, LEGACY] if _has_legacy_tables(family, proc) else [NFT]
 
 
 def _dump(commands: Commands, family: Family, variant: str) -> bytes:
     try:
-        return commands.run((programs(family, variant).save,)).stdout
+        return commands.run((find_programs(family, variant).save,)).stdout
     except KernelError:
         return b""
 
 
-def _legacy_tables_exist(family: Family, proc: Path) -> bool:
+def _has_legacy_tables(family: Family, proc: Path) -> bool:
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     try:
         return bool((proc / "net" / name).read_text().strip())

@@ -166,7 +166,7 @@ def decode_virtual_server(payload: bytes) -> tuple[VirtualServer, ServerCounters
     return server, ServerCounters(*(_parse_native(stats.get(number, b"\0")) for number in counters))
 
 
-def digest(payloads: Iterable[bytes]) -> int:
+def compute_digest(payloads: Iterable[bytes]) -> int:
     """Return a number that is the same for the same virtual servers with the same settings, whatever their counters."""
     return hash(tuple(payload[_LISTED] for payload in payloads))
 
@@ -255,7 +255,7 @@ class IpvsSocket(Closable):
         """Send changes, many per system call; return the replies in the same order."""
         return self._netlink.request([Message(self._family, 0, payload) for payload in payloads])
 
-    def services(self) -> dict[VirtualServer, ServerCounters]:
+    def list_services(self) -> dict[VirtualServer, ServerCounters]:
         """Return every virtual server with an address, and its counters."""
         return dict(filter(None, map(decode_virtual_server, self.dump_services())))
 
@@ -264,7 +264,7 @@ class IpvsSocket(Closable):
         request = Message(self._family, 0, _encode_header(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 
-    def service(self, key: VirtualKey) -> VirtualServer | None:
+    def find_service(self, key: VirtualKey) -> VirtualServer | None:
         """Return the virtual server of this address, protocol and port, if there is one."""
         payload = _encode_header(CMD_GET_SERVICE) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
         reply = self._netlink.request((Message(self._family, 0, payload),))[0]
@@ -275,7 +275,7 @@ class IpvsSocket(Closable):
         decoded = decode_virtual_server(reply.answers[0].payload) if reply.answers else None
         return decoded[0] if decoded is not None else None
 
-    def destinations(self, key: VirtualKey) -> list[RealServer]:
+    def list_destinations(self, key: VirtualKey) -> list[RealServer]:
         """Return the real servers of a virtual server with their connections; empty when there is no such server."""
         payload = _encode_header(CMD_GET_DEST) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
         answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")

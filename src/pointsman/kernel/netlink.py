@@ -112,7 +112,7 @@ class Reply(NamedTuple):
 _ACCEPTED = Reply(0)
 
 
-def frame(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
+def build_frame(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
     """The bytes of one message; payloads are already padded because attributes are."""
     return _HEADER.pack(HEADER_LENGTH + len(payload), kind, flags, sequence, 0) + payload
 
@@ -217,7 +217,7 @@ class NetlinkSocket(Closable):
         number: int = self._socket.getsockname()[0]
         return number
 
-    def strict_dump_checks(self) -> None:
+    def check_dumps_strictly(self) -> None:
         """Make rtnetlink honour the filters of a dump request instead of ignoring them."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
@@ -228,7 +228,7 @@ class NetlinkSocket(Closable):
             _set_buffer(self._socket, _SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
             self._send_buffer = size
 
-    def next_sequence(self, count: int = 1) -> int:
+    def reserve_sequences(self, count: int = 1) -> int:
         """The first of `count` fresh sequence numbers."""
         if self._sequence + count > 0x7FFFFFFF:
             self._sequence = 1
@@ -289,10 +289,12 @@ class NetlinkSocket(Closable):
                 break
             chunk.append(message)
             size += HEADER_LENGTH + len(message.payload)
-        first, last = self.next_sequence(len(chunk)), len(chunk) - 1
+        first, last = self.reserve_sequences(len(chunk)), len(chunk) - 1
         self.send(
             b"".join(
-                frame(m.kind, m.flags | NLM_F_REQUEST | (NLM_F_ACK if n == last else 0), first + n, m.payload)
+                build_frame(
+                    m.kind, m.flags | NLM_F_REQUEST | (NLM_F_ACK if n == last else 0), first + n, m.payload
+                )
                 for n, m in enumerate(chunk)
             )
         )
@@ -329,9 +331,9 @@ class NetlinkSocket(Closable):
     def _dump_once(
         self, message: Message, what: str, needs: str, max_bytes: int | None
     ) -> list[Answer] | None:
-        sequence = self.next_sequence()
+        sequence = self.reserve_sequences()
         flags = message.flags | NLM_F_REQUEST | NLM_F_DUMP
-        self.send(frame(message.kind, flags, sequence, message.payload))
+        self.send(build_frame(message.kind, flags, sequence, message.payload))
         answers: list[Answer] = []
         size, interrupted = 0, False
         while True:

@@ -42,7 +42,7 @@ FAMILY_KEYWORDS = {
 NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
 
-def header(family: int, resource: int = 0) -> bytes:
+def build_header(family: int, resource: int = 0) -> bytes:
     """The nfgenmsg that starts every nfnetlink payload."""
     return _HEADER.pack(family, 0, resource)
 
@@ -63,7 +63,7 @@ def parse_value(data: bytes) -> bytes:
 
 
 def build_nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
-    return Message((SUBSYS_NFTABLES << 8) | kind, flags, header(family) + body)
+    return Message((SUBSYS_NFTABLES << 8) | kind, flags, build_header(family) + body)
 
 
 class Fault(NamedTuple):
@@ -126,19 +126,21 @@ class NftablesSocket(Closable):
 
     def _run(self, messages: Iterable[Message], *, apply: bool) -> tuple[int, list[Fault]]:
         """Send a batch; of its messages only the bytes are kept, because a full load has tens of megabytes."""
-        first = self._netlink.next_sequence(_MAX_MESSAGES)
+        first = self._netlink.reserve_sequences(_MAX_MESSAGES)
         request = netlink.NLM_F_REQUEST
-        data = bytearray(netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES)))
+        data = bytearray(netlink.build_frame(_BATCH_BEGIN, request, first, build_header(0, SUBSYS_NFTABLES)))
         count = 0
         for message in messages:
             count += 1
-            data += netlink.frame(message.kind, message.flags | request, first + count, message.payload)
+            data += netlink.build_frame(message.kind, message.flags | request, first + count, message.payload)
         if apply:
-            data += netlink.frame(_BATCH_END, request, first + count + 1, header(0, SUBSYS_NFTABLES))
+            data += netlink.build_frame(
+                _BATCH_END, request, first + count + 1, build_header(0, SUBSYS_NFTABLES)
+            )
         self._netlink.send(data)
-        return len(data), self._faults(first, count)
+        return len(data), self._read_faults(first, count)
 
-    def _faults(self, first: int, count: int) -> list[Fault]:
+    def _read_faults(self, first: int, count: int) -> list[Fault]:
         faults: list[Fault] = []
         while True:
             try:
@@ -160,7 +162,7 @@ class NftablesSocket(Closable):
                     known = 0 <= index < count
                     faults.append(Fault(index if known else -1, reply.errno, reply.text))
 
-    def generation(self) -> int:
+    def read_generation(self) -> int:
         """Return the ruleset generation, which every transaction in this namespace increments."""
         answers = self._netlink.request_one(
             build_nftables_message(nf_tables.NFT_MSG_GETGEN, 0, 0, b""),
@@ -247,7 +249,7 @@ class CommitLog:
         """Commit, and return the number of bytes sent; raises KernelError."""
         with self._lock:
             size = socket.commit(messages)
-            generation = socket.generation()
+            generation = socket.read_generation()
             if generation != self._last + 1:
                 self._first = generation
             self._last = generation
@@ -256,6 +258,6 @@ class CommitLog:
     def read(self, socket: NftablesSocket, since: int) -> tuple[int, bool]:
         """Return the current generation, and whether other programs committed after generation `since`."""
         with self._lock:
-            generation = socket.generation()
+            generation = socket.read_generation()
             own = generation == since or (self._first <= since and generation == self._last)
             return generation, not own

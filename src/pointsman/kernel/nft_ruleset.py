@@ -27,16 +27,16 @@ class NftRuleset:
     def __init__(self, family: Family) -> None:
         self._family = family
 
-    def generation(self) -> int | None:
+    def read_generation(self) -> int | None:
         """Return the number that every change of any program increments; None when it cannot be read."""
         with contextlib.suppress(KernelError), NftablesSocket() as socket:
-            return socket.generation()
+            return socket.read_generation()
         return None
 
-    def dormant(self, tables: Sequence[str]) -> list[str]:
+    def find_dormant(self, tables: Sequence[str]) -> list[str]:
         """Return which of these tables are dormant; raises KernelError."""
         with NftablesSocket() as socket:
-            return [table for table in tables if self._flags(socket, table) & nf.NFT_TABLE_F_DORMANT]
+            return [table for table in tables if self._read_flags(socket, table) & nf.NFT_TABLE_F_DORMANT]
 
     def activate(self, tables: Sequence[str]) -> None:
         """Clear the flag `dormant`; raises KernelError."""
@@ -55,7 +55,7 @@ class NftRuleset:
     def describe(self, table: str) -> str:
         return f"table {FAMILY_KEYWORDS[NFPROTO[self._family]]} {table}"
 
-    def _flags(self, socket: NftablesSocket, table: str) -> int:
+    def _read_flags(self, socket: NftablesSocket, table: str) -> int:
         name = text(nf.NFTA_TABLE_NAME, table)
         answer = socket.get(nf.NFT_MSG_GETTABLE, NFPROTO[self._family], name, f"read table {table}")
         found = {} if answer is None else parse_attributes(answer)

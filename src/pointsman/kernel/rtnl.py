@@ -90,7 +90,7 @@ class RouteSocket(Closable):
 
     def __init__(self) -> None:
         self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE)
-        self._netlink.strict_dump_checks()
+        self._netlink.check_dumps_strictly()
 
     def close(self) -> None:
         self._netlink.close()
@@ -98,14 +98,16 @@ class RouteSocket(Closable):
     def list_links(self) -> list[Link]:
         """Return every interface."""
         request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
-        return [_link(answer.payload) for answer in self._netlink.dump(request, "list network interfaces")]
+        return [
+            _parse_link(answer.payload) for answer in self._netlink.dump(request, "list network interfaces")
+        ]
 
-    def links(self) -> dict[str, int]:
-        """Index of every interface by name."""
+    def list_indexes(self) -> dict[str, int]:
+        """Return the index of every interface by name."""
         return {link.name: link.index for link in self.list_links()}
 
-    def addresses(self, family: Family, interface: int = 0) -> list[InterfaceAddress]:
-        """Every address of the family, or only those of one interface."""
+    def list_addresses(self, family: Family, interface: int = 0) -> list[InterfaceAddress]:
+        """Return every address of the family, or only those of one interface."""
         request = Message(RTM_GETADDR, 0, _ADDRESS.pack(_AF[family], 0, 0, 0, interface))
         found: list[InterfaceAddress] = []
         for answer in self._netlink.dump(request, f"list {family.value} addresses"):
@@ -119,15 +121,16 @@ class RouteSocket(Closable):
                 found.append(InterfaceAddress(address, index, prefix))
         return found
 
-    def routes(self, addresses: Sequence[bytes], links: Iterable[Link] = ()) -> dict[bytes, Route]:
-        """How packets of this node's own reach each address; interfaces are named from `links`."""
+    def find_routes(
+        self, addresses: Iterable[bytes], links: Iterable[Link] = (), *, flags: int = 0
+    ) -> dict[bytes, Route]:
+        """Return how packets of this node's own reach each address; interfaces are named from `links`."""
+        asked = list(dict.fromkeys(addresses))
         names = {link.index: link.name for link in links}
         replies = self._netlink.request(
-            [Message(RTM_GETROUTE, 0, _encode_route_request(one)) for one in addresses]
+            [Message(RTM_GETROUTE, 0, _encode_route_request(one, flags)) for one in asked]
         )
-        return {
-            address: _parse_route(reply, names) for address, reply in zip(addresses, replies, strict=True)
-        }
+        return {address: _parse_route(reply, names) for address, reply in zip(asked, replies, strict=True)}
 
     def wait_until_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
         """Wait until packets to these addresses are routed locally; return the rest when none became local for `timeout` seconds.
@@ -145,17 +148,13 @@ class RouteSocket(Closable):
             addresses = late
         return late
 
-    def _find_not_local(self, addresses: Sequence[bytes]) -> list[bytes]:
-        replies = self._netlink.request(
-            [Message(RTM_GETROUTE, 0, _encode_route_request(one, RTM_F_FIB_MATCH)) for one in addresses]
-        )
-        return [
-            one for one, reply in zip(addresses, replies, strict=True) if not _parse_route(reply, {}).local
-        ]
+    def _find_not_local(self, addresses: Iterable[bytes]) -> list[bytes]:
+        routes = self.find_routes(addresses, flags=RTM_F_FIB_MATCH)
+        return [address for address, route in routes.items() if not route.local]
 
     def ensure_dummy(self, name: str) -> int:
         """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
-        index = self.links().get(name)
+        index = self.list_indexes().get(name)
         if index is not None:
             return index
         payload = (
@@ -169,7 +168,7 @@ class RouteSocket(Closable):
             raise netlink.build_kernel_error(
                 reply.errno, f"create dummy device {name}", reply.text, needs="CONFIG_DUMMY (module dummy)"
             )
-        index = self.links().get(name)
+        index = self.list_indexes().get(name)
         if index is None:
             raise KernelError(f"dummy device {name} vanished while it was created", errno.ENODEV)
         return index
@@ -179,13 +178,13 @@ class RouteSocket(Closable):
         payload = _LINK.pack(0, 0, interface, 0, 0) + nla.text(IFLA_IFALIAS, alias)
         self._netlink.request_one(Message(RTM_SETLINK, 0, payload), "describe a network interface")
 
-    def alias(self, name: str) -> str | None:
+    def read_alias(self, name: str) -> str | None:
         """Return the description of an interface, empty without one; None when there is no such interface."""
         return next((link.alias for link in self.list_links() if link.name == name), None)
 
     def delete_link(self, name: str) -> bool:
         """Remove an interface; False when there was none."""
-        index = self.links().get(name)
+        index = self.list_indexes().get(name)
         if index is None:
             return False
         self._netlink.request_one(
@@ -205,7 +204,7 @@ class RouteSocket(Closable):
         return self._netlink.request([Message(RTM_DELADDR, 0, _encode_host(interface, a)) for a in addresses])
 
 
-def _link(payload: bytes) -> Link:
+def _parse_link(payload: bytes) -> Link:
     found = nla.attributes(payload, _LINK.size)
     info = nla.attributes(found.get(IFLA_LINKINFO, b""))
     data = nla.attributes(info.get(IFLA_INFO_DATA, b""))
@@ -256,14 +255,16 @@ def _parse_own_address(payload: bytes) -> bytes | None:
     return address
 
 
-def local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[bytes, ...]:
-    """Every address on this node's interfaces, sorted, loopback included; `exclude` names interfaces to skip.
+def list_local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[bytes, ...]:
+    """Return every address on this node's interfaces, sorted, loopback included; `exclude` names interfaces to skip.
 
     An address that an excluded and another interface share counts (k8s 114815).
     """
     with RouteSocket() as route:
-        skipped = {index for name, index in route.links().items() if name in exclude} if exclude else set()
-        found = {item.address for item in route.addresses(family) if item.interface not in skipped}
+        skipped = (
+            {index for name, index in route.list_indexes().items() if name in exclude} if exclude else set()
+        )
+        found = {item.address for item in route.list_addresses(family) if item.interface not in skipped}
         return tuple(sorted(found))
 
 

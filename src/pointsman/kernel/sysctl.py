@@ -72,6 +72,71 @@ class Undone(msgspec.Struct, frozen=True):
         return self.found != self.change.after
 
 
+class _Journal:
+    """The changes on record for this network namespace; memory covers for a file that cannot be written.
+
+    The file is the truth, because several objects may share it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._namespace = _find_network_namespace()
+        self._own: dict[str, Change] = {}
+        self._fails = False
+
+    def read(self) -> dict[str, Change]:
+        return {**self._own, **self._load().get(self._namespace, {})}
+
+    def record(self, name: str, change: Change | None) -> None:
+        """Put a change on record; None removes it."""
+        section = self.read()
+        for record in (section, self._own):
+            if change is None:
+                record.pop(name, None)
+            else:
+                record[name] = change
+        self._write(section)
+
+    def replace(self, changes: dict[str, Change]) -> None:
+        self._own = changes
+        self._write(changes)
+
+    def _load(self) -> dict[str, dict[str, Change]]:
+        if self._path is None:
+            return {}
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, dict[str, Change]])
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            journal = str(self._path)
+            _log.warning(
+                "Cannot read the record of changed sysctls; starting a new one", journal=journal, err=error
+            )
+            return {}
+
+    def _write(self, section: dict[str, Change]) -> None:
+        if self._path is None:
+            return
+        everywhere = {**self._load(), self._namespace: section}
+        kept = {namespace: changes for namespace, changes in everywhere.items() if changes}
+        failed_before, self._fails = self._fails, False
+        try:
+            if not kept:
+                self._path.unlink(missing_ok=True)
+                return
+            _write_whole(self._path, msgspec.json.format(msgspec.json.encode(kept), indent=1))
+        except OSError as error:
+            self._fails = True
+            if not failed_before:
+                journal = str(self._path)
+                _log.warning(
+                    "Cannot record changed sysctls, so clean-up will not undo them",
+                    journal=journal,
+                    err=error,
+                )
+
+
 class Sysctls:
     """Settings of this network namespace, named by their path below /proc/sys (`net/ipv4/ip_forward`).
 
@@ -89,23 +154,30 @@ class Sysctls:
     ) -> None:
         self.restored = 0
         """How often another program's value was replaced."""
-        self._root, self._journal, self._clock = root, journal, clock
+        self._root, self._clock = root, clock
+        self._journal = _Journal(journal)
         self._wanted: dict[str, _Wanted] = {}
         self._lock = threading.Lock()
-        self._namespace = _find_network_namespace()
-        self._own: dict[str, Change] = {}
-        self._journal_fails = False
 
     @property
     def changes(self) -> dict[str, Change]:
         """All changes on record, those of earlier runs included."""
         with self._lock:
-            return self._read_recorded()
+            return self._journal.read()
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Names of the settings that are kept."""
+        return frozenset(self._wanted)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """Return one for each setting that does not have the value it should, or did not have it a moment ago."""
+        return tuple(one.problem for one in tuple(self._wanted.values()) if one.problem is not None)
 
     def read(self, name: str) -> str | None:
-        """The value without its newline; None when there is no such setting here."""
+        """Return the value without its newline; None when there is no such setting here."""
         try:
-            return self._path(name).read_text().strip()
+            return self._find_path(name).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return None
 
@@ -133,20 +205,11 @@ class Sysctls:
             wanted.problem = None if wanted.is_met(found) else problem
             return problem is None
 
-    @property
-    def wanted(self) -> frozenset[str]:
-        """Names of the settings that are kept."""
-        return frozenset(self._wanted)
-
     def forget_wanted(self, names: Iterable[str]) -> None:
         """Keep these settings no longer; those on record can still be undone."""
         with self._lock:
             for name in names:
                 self._wanted.pop(name, None)
-
-    def conditions(self) -> tuple[Condition, ...]:
-        """Return one for each setting that does not have the value it should, or did not have it a moment ago."""
-        return tuple(one.problem for one in tuple(self._wanted.values()) if one.problem is not None)
 
     def restore(self) -> None:
         """Compare all settings with what they should be, and write those that were changed externally."""
@@ -166,31 +229,29 @@ class Sysctls:
             return
         if found is None:
             return  # A reading that failed says nothing about other programs.
+        kind = _format_condition_type(name)
         changed = f"{wanted.effect}another program set {name} to {found} instead of {wanted.value}"
         remedy = "find the program (tuned, a sysctl.d file, `pointsman cleanup`), or configure its value here"
         if len(wanted.restored) >= MAX_RESTORES:
             message = f"{changed}; it was restored {MAX_RESTORES} times within an hour and is left now"
-            wanted.problem = Condition.false(
-                _format_condition_type(name), "ChangedExternally", message, remedy
-            )
+            wanted.problem = Condition.false(kind, "ChangedExternally", message, remedy)
             return
         wanted.problem = self._set(name, wanted)
         if wanted.problem is None:
             self.restored += 1
             wanted.restored.append(now)
-            message = f"{changed}; it was restored"
-            wanted.problem = Condition.false(_format_condition_type(name), "Restored", message, remedy)
+            wanted.problem = Condition.false(kind, "Restored", f"{changed}; it was restored", remedy)
 
     def _set(self, name: str, wanted: _Wanted) -> Condition | None:
         """Record and write a value; return a condition when that is impossible."""
         value = wanted.value
-        found, earlier = self.read(name), self._read_recorded().get(name)
+        found, earlier = self.read(name), self._journal.read().get(name)
         if found is not None:
-            self._record(name, Change(earlier.before if earlier else found, value))
+            self._journal.record(name, Change(earlier.before if earlier else found, value))
         try:
-            self._path(name).write_text(value)
+            self._find_path(name).write_text(value)
         except OSError as error:
-            self._record(name, earlier)
+            self._journal.record(name, earlier)
             have = f"it is {found}" if found is not None else "it cannot be read"
             return Condition.false(
                 _format_condition_type(name),
@@ -201,65 +262,33 @@ class Sysctls:
         _log.info("Changed a sysctl", name=name, value=value, before=found)
         return None
 
-    def undo(self, keep: Collection[str] = ()) -> list[Undone]:
-        """Put back every value on record that is still ours, but those to `keep`; what could not be written stays on record."""
+    def undo(self, keep: Collection[str] = (), *, dry_run: bool = False) -> list[Undone]:
+        """Put back every value on record that is still ours, but those to `keep`; what could not be written stays on record.
+
+        A dry run changes nothing and returns what would be done.
+        """
         with self._lock:
-            recorded = self._read_recorded()
-            undone = [self._restore(name, change) for name, change in recorded.items() if name not in keep]
-            self._own = {name: change for name, change in recorded.items() if name in keep}
-            self._own |= {one.name: one.change for one in undone if one.error}
-            self._write_section(self._own)
+            recorded = self._journal.read()
+            undone = [
+                self._put_back(Undone(name, change, self.read(name)), dry_run=dry_run)
+                for name, change in recorded.items()
+                if name not in keep
+            ]
+            if not dry_run:
+                kept = {name: change for name, change in recorded.items() if name in keep}
+                self._journal.replace(kept | {one.name: one.change for one in undone if one.error})
         return [one for one in undone if one.found != one.change.before]
 
-    def preview_undo(self) -> list[Undone]:
-        """Return what `undo` would do."""
-        undone = [Undone(name, change, self.read(name)) for name, change in self.changes.items()]
-        return [one for one in undone if one.found != one.change.before]
-
-    def _restore(self, name: str, change: Change) -> Undone:
-        undone = Undone(name, change, self.read(name))
-        if not undone.taken:
+    def _put_back(self, undone: Undone, *, dry_run: bool) -> Undone:
+        if not undone.taken and not dry_run:
             try:
-                self._path(name).write_text(change.before)
+                self._find_path(undone.name).write_text(undone.change.before)
             except OSError as error:
                 return msgspec.structs.replace(undone, error=error.strerror or str(error))
         return undone
 
-    def _path(self, name: str) -> Path:
+    def _find_path(self, name: str) -> Path:
         return self._root / name[1:] if name.startswith("/") else self._root / "proc" / "sys" / name
-
-    def _read_recorded(self) -> dict[str, Change]:
-        """The journal is the truth, because several objects may share it; memory covers for one not writable."""
-        return {**self._own, **_load(self._journal).get(self._namespace, {})}
-
-    def _record(self, name: str, change: Change | None) -> None:
-        section = self._read_recorded()
-        for record in (section, self._own):
-            if change is None:
-                record.pop(name, None)
-            else:
-                record[name] = change
-        self._write_section(section)
-
-    def _write_section(self, section: dict[str, Change]) -> None:
-        if self._journal is None:
-            return
-        everywhere = {**_load(self._journal), self._namespace: section}
-        kept = {namespace: changes for namespace, changes in everywhere.items() if changes}
-        failed_before, self._journal_fails = self._journal_fails, False
-        try:
-            if not kept:
-                self._journal.unlink(missing_ok=True)
-                return
-            _write_whole(self._journal, msgspec.json.format(msgspec.json.encode(kept), indent=1))
-        except OSError as error:
-            self._journal_fails = True
-            if not failed_before:
-                _log.warning(
-                    "Cannot record changed sysctls, so clean-up will not undo them",
-                    journal=str(self._journal),
-                    err=error,
-                )
 
 
 def _format_condition_type(name: str) -> str:
@@ -286,20 +315,6 @@ def _find_network_namespace() -> str:
         return str(Path("/proc/thread-self/ns/net").readlink())
     except OSError:
         return "unknown"
-
-
-def _load(journal: Path | None) -> dict[str, dict[str, Change]]:
-    if journal is None:
-        return {}
-    try:
-        return msgspec.json.decode(journal.read_bytes(), type=dict[str, dict[str, Change]])
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
-        _log.warning(
-            "Cannot read the record of changed sysctls; starting a new one", journal=str(journal), err=error
-        )
-        return {}
 
 
 def parse_kernel_version(release: str) -> tuple[int, int]:

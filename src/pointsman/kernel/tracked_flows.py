@@ -94,7 +94,7 @@ class FlowQuery(NamedTuple):
         )
 
 
-def _address_attributes(family: Family) -> tuple[int, int]:
+def _find_address_attributes(family: Family) -> tuple[int, int]:
     """Kinds of the attributes that hold source and destination."""
     return (1, 2) if family is Family.IPV4 else (3, 4)
 
@@ -108,16 +108,16 @@ class _Layout:
 
     def __init__(self, family: Family) -> None:
         size = family.address_length
-        self.source, self.destination = _address_attributes(family)
+        self.source, self.destination = _find_address_attributes(family)
         one = f"12x{size}s4x{size}s8xB3x4x2s2x4x2s2x"
         self.fields = struct.Struct(f"={_HEADER_LENGTH}x{one}{one}")
         length = 44 + 2 * size
         self.fixed = (
-            *self._headers(size, _HEADER_LENGTH, length, _TUPLE_ORIGINAL),
-            *self._headers(size, _HEADER_LENGTH + length, length, _TUPLE_REPLY),
+            *self._build_headers(size, _HEADER_LENGTH, length, _TUPLE_ORIGINAL),
+            *self._build_headers(size, _HEADER_LENGTH + length, length, _TUPLE_REPLY),
         )
 
-    def _headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
+    def _build_headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
         header = struct.Struct("=HH").pack
         addresses, ports = 4 + 2 * (4 + size), 4 + 3 * 8
         for offset, expected in (
@@ -145,9 +145,9 @@ class FlowDecoder:
     def __init__(self, family: Family) -> None:
         self._layout = _Layout(family)
 
-    def decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
+    def decode(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
         """The flow of a message, if it matches the query and `wanted` accepts it."""
-        fields = self.by_layout(payload) or self.by_attributes(payload)
+        fields = self.read_layout(payload) or self.read_attributes(payload)
         if fields is None:
             return None
         source, destination, protocol, source_port, port_bytes = fields[:5]
@@ -177,7 +177,7 @@ class FlowDecoder:
 
     def sight(self, payload: bytes, query: FlowQuery) -> Sighting | None:
         """Return the flow of a message, if it matches the query."""
-        fields = self.by_layout(payload) or self.by_attributes(payload)
+        fields = self.read_layout(payload) or self.read_attributes(payload)
         if fields is None:
             return None
         port = int.from_bytes(fields[4], "big")
@@ -188,7 +188,7 @@ class FlowDecoder:
         path = FlowPath(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
         return Sighting(path, is_open(fields[2], payload), hash(fields[:5]))
 
-    def by_layout(self, payload: bytes) -> _Fields | None:
+    def read_layout(self, payload: bytes) -> _Fields | None:
         """The fields of a message that looks as every kernel so far writes it."""
         for place, expected in self._layout.fixed:
             if payload[place] != expected:
@@ -197,14 +197,14 @@ class FlowDecoder:
             return None
         return cast("_Fields", self._layout.fields.unpack_from(payload))
 
-    def by_attributes(self, payload: bytes) -> _Fields | None:
+    def read_attributes(self, payload: bytes) -> _Fields | None:
         """The fields of any message, step by step."""
         found = attributes.attributes(payload, _HEADER_LENGTH)
-        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
-        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
+        original = self._read_tuple(found.get(_TUPLE_ORIGINAL, b""))
+        reply = self._read_tuple(found.get(_TUPLE_REPLY, b""))
         return (*original, *reply) if original and reply else None
 
-    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
+    def _read_tuple(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
         """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
         found = attributes.attributes(data)
         addresses = attributes.attributes(found.get(_IP, b""))
@@ -229,14 +229,14 @@ def is_open(protocol: int, payload: bytes) -> bool:
     return established is not None and established in payload
 
 
-def selection(family: Family, query: FlowQuery) -> bytes:
+def encode_selection(family: Family, query: FlowQuery) -> bytes:
     """The query as a filter for the kernel."""
     flags = _BY_PROTOCOL
     addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
     # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
     if query.destination is not None and family is Family.IPV4:
         flags |= _BY_DESTINATION
-        addresses = attributes.attribute(_address_attributes(family)[1], query.destination)
+        addresses = attributes.attribute(_find_address_attributes(family)[1], query.destination)
     if query.destination_port is not None:
         flags |= _BY_DESTINATION_PORT
         ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
@@ -248,14 +248,14 @@ def selection(family: Family, query: FlowQuery) -> bytes:
     return chosen
 
 
-def header(family: Family) -> bytes:
+def build_header(family: Family) -> bytes:
     """What every message about flows of this family begins with."""
     return bytes((socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, 0, 0, 0))
 
 
-def original_tuple(family: Family, flow: Flow) -> bytes:
+def encode_original(family: Family, flow: Flow) -> bytes:
     """What names a flow in a request about it."""
-    source, destination = _address_attributes(family)
+    source, destination = _find_address_attributes(family)
     return attributes.nested(
         _TUPLE_ORIGINAL,
         attributes.nested(
@@ -272,6 +272,6 @@ def original_tuple(family: Family, flow: Flow) -> bytes:
     )
 
 
-def identity(flow: Flow) -> bytes:
+def encode_id(flow: Flow) -> bytes:
     """What keeps a flow that took the place of this one from being hit."""
     return attributes.attribute(_ID, flow.id) if flow.id else b""

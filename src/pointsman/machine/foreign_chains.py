@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
-from pointsman.kernel.iptables_programs import LEGACY, find_variants_in_use, programs
+from pointsman.kernel.iptables_programs import LEGACY, find_programs, find_variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.machine.legacy_chains import parse_legacy_chains
@@ -57,9 +57,9 @@ class ForeignChains:
     def _read_legacy(self, family: Family) -> Chains:
         if LEGACY not in find_variants_in_use(family):
             return {}
-        found = self._commands.run((programs(family, LEGACY).save,))
+        found = self._commands.run((find_programs(family, LEGACY).save,))
         if found.status != 0:
-            raise KernelError(f"{programs(family, LEGACY).save} failed: {found.error_text}")
+            raise KernelError(f"{find_programs(family, LEGACY).save} failed: {found.error_text}")
         return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_external)
 
 
@@ -84,7 +84,7 @@ class CachedChains(ForeignChains):
     def read(self, family: Family) -> ChainReading:
         began = self._clock()
         kept = self._kept.get(family)
-        generation = NftRuleset(family).generation()
+        generation = NftRuleset(family).read_generation()
         has_legacy = LEGACY in find_variants_in_use(family)
         if kept is not None:
             is_current = kept.generation == generation is not None and not (has_legacy or kept.had_legacy)

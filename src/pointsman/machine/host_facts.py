@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE
-from pointsman.kernel.rtnl import AddressMonitor, Link, Route, RouteSocket, local_addresses
+from pointsman.kernel.rtnl import AddressMonitor, Link, Route, RouteSocket, list_local_addresses
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.foreign_chains import ForeignChains
 from pointsman.machine.packet_filter import FilterChain
@@ -150,10 +150,11 @@ def _read_network(family: Family, addresses: Sequence[bytes]) -> _Network:
         links = socket.list_links()
         names = {link.index: link.name for link in links}
         held = {
-            item.address: (names.get(item.interface, ""), item.prefix) for item in socket.addresses(family)
+            item.address: (names.get(item.interface, ""), item.prefix)
+            for item in socket.list_addresses(family)
         }
         wanted = [address for address in addresses if len(address) == family.address_length]
-        return _Network(links, held, socket.routes(wanted, links))
+        return _Network(links, held, socket.find_routes(wanted, links))
 
 
 def _count_reverse_path_drops() -> int | None:
@@ -177,7 +178,7 @@ class LinuxMachine:
 
     def local_addresses(self, family: Family) -> tuple[bytes, ...]:
         try:
-            return local_addresses(family, exclude=(IPVS_DEVICE,))
+            return list_local_addresses(family, exclude=(IPVS_DEVICE,))
         except KernelError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
                 return ()

@@ -175,7 +175,7 @@ class StaleFlowCleaner:
                 return 0
             handshakes = [flow for flow in stale if _is_handshake(flow)]
             others = [flow for flow in stale if not _is_handshake(flow)]
-            return table.delete([*table.still_unreplied(handshakes), *others], is_expired)
+            return table.delete([*table.filter_unreplied(handshakes), *others], is_expired)
 
     def _list(
         self, table: ConntrackTable, check: FlowCheck, is_expired: Callable[[], bool]
@@ -190,7 +190,7 @@ class StaleFlowCleaner:
             ) -> bool:
                 return check.is_stale(protocol, (to, port), (by, by_port))
 
-            found |= dict.fromkeys(table.flows(query, is_suspect, is_expired))
+            found |= dict.fromkeys(table.list_flows(query, is_suspect, is_expired))
             if exact and queries and not table.selects:
                 queries, exact = check.build_queries(max_exact=0), False
         return found

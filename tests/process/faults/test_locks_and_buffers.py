@@ -13,7 +13,7 @@ from tests.harness.kube_objects import node_object, web_service, web_slices
 from tests.harness.node import HEALTH_PORT, NODE_IP6, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import wait_until
 
-from pointsman.kernel.rtnl import AddressMonitor, local_addresses
+from pointsman.kernel.rtnl import AddressMonitor, list_local_addresses
 from pointsman.model.addresses import Family
 
 pytestmark = needs_root
@@ -66,13 +66,13 @@ def test_an_overrun_netlink_buffer_still_ends_in_the_right_addresses(node: LabNo
         for fourth in range(1, 255)
     )
     with node.namespace.entered():
-        before = len(local_addresses(Family.IPV4))
+        before = len(list_local_addresses(Family.IPV4))
         monitor = AddressMonitor()
         try:
             node.run("ip", "-batch", "-", text=commands)
             assert monitor.drain()
             assert not monitor.drain()
-            assert len(local_addresses(Family.IPV4)) == 8 * 254 + before
+            assert len(list_local_addresses(Family.IPV4)) == 8 * 254 + before
         finally:
             monitor.close()
 

@@ -35,7 +35,7 @@ class FakeKernel:
         self._asked = 0
         self.requests: list[bytes] = []
 
-    def next_sequence(self) -> int:
+    def reserve_sequences(self) -> int:
         return 1
 
     def send(self, data: bytes) -> None:
@@ -77,9 +77,9 @@ def test_the_refusal_that_may_end_is_the_one_that_is_told() -> None:
 def test_a_kernel_that_ignores_filters_is_known_by_its_first_answer(flags: int, selects: bool) -> None:
     kernel = FakeKernel([flow(1), flow(2, port=54)], flags)
     table = kernel.table()
-    assert table.flows(FlowQuery(17, None, 53), lambda *_: True) == [flow(1)]
+    assert table.list_flows(FlowQuery(17, None, 53), lambda *_: True) == [flow(1)]
     assert table.selects is selects
-    table.flows(FlowQuery(17, None, 53), lambda *_: True)
+    table.list_flows(FlowQuery(17, None, 53), lambda *_: True)
     filtered, again = kernel.requests
     assert (again == filtered) is selects
 
@@ -88,4 +88,4 @@ def test_a_listing_past_its_deadline_raises() -> None:
     kernel = FakeKernel(flow(number) for number in range(5))
     left = iter((False, False, False, True))
     with pytest.raises(DeadlinePassed):
-        kernel.table().flows(FlowQuery(17), lambda *_: True, lambda: next(left))
+        kernel.table().list_flows(FlowQuery(17), lambda *_: True, lambda: next(left))

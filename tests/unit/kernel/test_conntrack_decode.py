@@ -64,36 +64,36 @@ def message(flow: Flow, *, reverse: bool = False, tail: bytes = b"", zone: bytes
 
 def test_the_kernels_own_order_takes_the_short_way(family: Family, decoder: FlowDecoder) -> None:
     flow = expected(family)
-    assert decoder.by_layout(message(flow)) == decoder.by_attributes(message(flow))
-    assert decoder.by_layout(message(flow)) is not None
-    assert decoder.by_layout(message(flow, reverse=True)) is None
-    assert decoder.decoded(message(flow), FlowQuery(17), everything) == flow
+    assert decoder.read_layout(message(flow)) == decoder.read_attributes(message(flow))
+    assert decoder.read_layout(message(flow)) is not None
+    assert decoder.read_layout(message(flow, reverse=True)) is None
+    assert decoder.decode(message(flow), FlowQuery(17), everything) == flow
 
 
 def test_any_other_order_gives_the_same_flow(family: Family, decoder: FlowDecoder) -> None:
     flow = expected(family)
-    assert decoder.decoded(message(flow, reverse=True), FlowQuery(17), everything) == flow
+    assert decoder.decode(message(flow, reverse=True), FlowQuery(17), everything) == flow
 
 
 def test_flows_of_other_zones_are_left_out_in_either_place(family: Family, decoder: FlowDecoder) -> None:
     flow = expected(family)
-    assert decoder.decoded(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
-    assert decoder.decoded(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
-    assert decoder.decoded(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
+    assert decoder.decode(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
+    assert decoder.decode(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
+    assert decoder.decode(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
 
 
 def test_what_was_not_asked_for_is_left_out(family: Family, decoder: FlowDecoder) -> None:
     flow = expected(family)
     for query in (FlowQuery(6), FlowQuery(17, flow.source, 53), FlowQuery(17, flow.destination, 54)):
-        assert decoder.decoded(message(flow), query, everything) is None
-    assert decoder.decoded(message(flow), FlowQuery(17), lambda *_: False) is None
+        assert decoder.decode(message(flow), query, everything) is None
+    assert decoder.decode(message(flow), FlowQuery(17), lambda *_: False) is None
     asked: list[tuple[object, ...]] = []
 
     def noted(*parts: object) -> bool:
         asked.append(parts)
         return False
 
-    decoder.decoded(message(flow), FlowQuery(17), noted)
+    decoder.decode(message(flow), FlowQuery(17), noted)
     assert asked == [(flow.destination, 53, flow.reply_source, 5353)]
 
 
@@ -103,8 +103,8 @@ def test_a_flow_on_which_a_packet_came_back_is_told_apart(
 ) -> None:
     flow = expected(family)._replace(replied=replied)
     payload = message(flow, tail=nla.u32be(3, status))
-    assert decoder.decoded(payload, FlowQuery(17), everything) == flow
-    unreplied = decoder.decoded(payload, FlowQuery(17, unreplied=True), everything)
+    assert decoder.decode(payload, FlowQuery(17), everything) == flow
+    unreplied = decoder.decode(payload, FlowQuery(17, unreplied=True), everything)
     assert unreplied == (None if replied else flow)
 
 
@@ -115,10 +115,10 @@ def test_a_message_cut_short_lacks_its_id_or_status_and_without_a_status_counts_
     flow = expected(family)
     whole = message(flow)
     for cut in range(len(whole)):
-        found = decoder.decoded(whole[:cut], FlowQuery(17), everything)
+        found = decoder.decode(whole[:cut], FlowQuery(17), everything)
         assert found in (None, flow._replace(id=b""), flow._replace(id=b"", replied=True))
         if cut < len(whole) - len(nla.u32be(3, 8)) - len(nla.attribute(12, ID)):
-            assert decoder.decoded(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
+            assert decoder.decode(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
 
 
 @given(data=st.binary(max_size=200), cut=st.integers(0, 120), reverse=st.booleans())
@@ -126,5 +126,5 @@ def test_garbage_is_never_more_than_left_out(data: bytes, cut: int, reverse: boo
     for family in Family:
         decoder, whole = FlowDecoder(family), message(expected(family), reverse=reverse)
         for payload in (data, whole[:cut], whole[:cut] + data, whole[:cut] + data + whole[cut:]):
-            flow = decoder.decoded(payload, FlowQuery(17), everything)
+            flow = decoder.decode(payload, FlowQuery(17), everything)
             assert flow is None or flow.protocol == 17

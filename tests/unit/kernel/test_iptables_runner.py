@@ -16,8 +16,8 @@ from pointsman.kernel.iptables_programs import (
     NFT,
     choose_variant,
     find_features_of_version,
+    find_programs,
     find_variants_in_use,
-    programs,
 )
 from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
@@ -140,7 +140,7 @@ def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
     text = "Another app is currently holding the xtables lock; still 4s 0us time ahead to have a chance"
     runner = Iptables(Family.IPV4, Scripted(_says(4, text)), lock_file=tmp_path / "lock")
     for operation in (
-        lambda: runner.chain_exists("nat", "X"),
+        lambda: runner.has_chain("nat", "X"),
         lambda: runner.list_chain("nat", "X"),
         lambda: runner.check_rule("nat", "X", ["-j", "Y"]),
         lambda: runner.restore(b""),
@@ -161,10 +161,10 @@ def test_a_lock_file_that_cannot_be_opened_is_named_with_what_to_do() -> None:
 
 def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
     gone = Iptables(Family.IPV4, Scripted(_says(1, "iptables: No chain/target/match by that name.")))
-    assert not gone.chain_exists("nat", "X")
+    assert not gone.has_chain("nat", "X")
     denied = Iptables(Family.IPV4, Scripted(_says(4, "iptables: Permission denied (you must be root).")))
     with pytest.raises(KernelError, match="you must be root"):
-        denied.chain_exists("nat", "X")
+        denied.has_chain("nat", "X")
     assert "Permission denied" in str(denied.find_obstacle())
 
 
@@ -299,5 +299,5 @@ def test_legacy_tables_are_not_created_by_looking(tmp_path: Path) -> None:
 
 
 def test_program_names_follow_family_and_variant() -> None:
-    assert programs(Family.IPV6, LEGACY).restore == "ip6tables-legacy-restore"
-    assert programs(Family.IPV4).save == "iptables-save"
+    assert find_programs(Family.IPV6, LEGACY).restore == "ip6tables-legacy-restore"
+    assert find_programs(Family.IPV4).save == "iptables-save"

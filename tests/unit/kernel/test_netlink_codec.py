@@ -40,7 +40,7 @@ def test_nested_attributes_lose_their_flag_when_read() -> None:
 def error_message(code: int, flags: int, extra: bytes = b"", original: bytes = b"") -> netlink.Answer:
     header = struct.pack("=IHHII", 16 + len(original), 1, 0, 9, 0)
     payload = struct.pack("=i", -code) + header + original + extra
-    (answer,) = netlink.split(netlink.frame(netlink.NLMSG_ERROR, flags, 9, payload))
+    (answer,) = netlink.split(netlink.build_frame(netlink.NLMSG_ERROR, flags, 9, payload))
     return answer
 
 

@@ -62,7 +62,7 @@ class SlowTable:
     def __exit__(self, *_: object) -> None:
         """Nothing is held open."""
 
-    def flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
+    def list_flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
         self.looks += 1
         self.begun.set()
         while not self.go_on.wait(0.01):
@@ -77,7 +77,7 @@ class SlowTable:
             and wanted(entry.destination, entry.destination_port, entry.reply_source, entry.reply_source_port)
         ]
 
-    def still_unreplied(self, flows: list[Flow]) -> list[Flow]:
+    def filter_unreplied(self, flows: list[Flow]) -> list[Flow]:
         return flows
 
     def delete(self, flows: list[Flow], _expired: object) -> int:

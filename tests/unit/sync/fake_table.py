@@ -35,7 +35,7 @@ class FakeTable:
     def __exit__(self, *_: object) -> None:
         self.after_dump = lambda: None
 
-    def flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
+    def list_flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
         self.queries.append(query)
         if self.failure:
             raise self.failure
@@ -51,7 +51,7 @@ class FakeTable:
         self.after_dump()
         return found
 
-    def still_unreplied(self, flows: list[Flow]) -> list[Flow]:
+    def filter_unreplied(self, flows: list[Flow]) -> list[Flow]:
         return [entry for entry in flows if entry in self.entries]
 
     def delete(self, flows: list[Flow], expired: Callable[[], bool]) -> int:

@@ -214,7 +214,7 @@ class IptablesBackend(Backend):
             shared=SHARED_CHAINS,
             frames=(FILTER, NAT),
             jumps=[jump for jump in static.JUMPS if not self._is_known_to_exist(jump)],
-            create_kubelet_firewall=not self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL),
+            create_kubelet_firewall=not self._runner.has_chain(FILTER, names.KUBELET_FIREWALL),
             create_canary=True,
         )
         return build_batch(settings, fragments, changes)

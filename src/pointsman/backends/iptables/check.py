@@ -200,7 +200,7 @@ def compare_kernel(
     Saving a table takes no lock and runs in a process of its own, so syncs continue meanwhile. Over nf_tables it starts again
     whenever a rule is changed, so it may not finish while syncs follow each other closely.
     """
-    generation = ruleset.generation() if ruleset is not None else None
+    generation = ruleset.read_generation() if ruleset is not None else None
     if last_match is not None and last_match.is_current(generation, settings, compared):
         return []
     comments = wants_comments(plans.values())

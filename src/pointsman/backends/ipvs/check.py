@@ -56,7 +56,7 @@ class DriftCheck:
 
     def _find_server(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
         listing = sockets.dump_servers()
-        digest = ipvs.digest(listing)
+        digest = ipvs.compute_digest(listing)
         if digest == self._digest:
             return None
         unexpected, missing = ipvs.diff_listing(listing, state.servers.values())

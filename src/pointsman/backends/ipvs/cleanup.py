@@ -101,7 +101,7 @@ def _remove_rules(
 
 def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
     with IpvsSocket() as sock:
-        keys = [server.key for server in sock.services()]
+        keys = [server.key for server in sock.list_services()]
         removals = [] if dry_run else list(map(encode_service_removal, keys))
         for key, reply in zip(keys, sock.apply(removals), strict=not dry_run):
             if reply.errno not in (0, errno.ESRCH):
@@ -112,7 +112,7 @@ def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
 
 def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
     with IpsetSocket() as sock:
-        present = sock.headers()
+        present = sock.list_headers()
         ours = [header.name for family in Family for header in sets.headers(family) if header.name in present]
         kept = 0
         for name in () if dry_run else ours:
@@ -128,7 +128,7 @@ def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
 def _read_alias() -> str | None:
     """Return the description of the device; None without a device."""
     with RouteSocket() as route:
-        return route.alias(IPVS_DEVICE)
+        return route.read_alias(IPVS_DEVICE)
 
 
 def _remove_device(*, dry_run: bool) -> Iterator[CleanupItem]:

@@ -101,7 +101,7 @@ def count_connections(family: Family) -> Sequence[Count]:
                 counted.connections,
                 bytes=counted.bytes_in + counted.bytes_out,
             )
-            for server, counted in socket.services().items()
+            for server, counted in socket.list_services().items()
             if len(server.key.address) == family.address_length
         ]
 

@@ -65,7 +65,7 @@ class Sockets(Closable):
         With `only_desired`, of the desired rows alone: virtual servers are then looked up one by one.
         """
         state = KernelState(self._set_names)
-        state.keys |= self._ipset.entries(self._set_names)
+        state.keys |= self._ipset.list_entries(self._set_names)
         state.keys[ADDRESS] = self.addresses()
         if only_desired:
             state.keys = {kind: keys & desired.rows(kind).keys() for kind, keys in state.keys.items()}
@@ -79,17 +79,19 @@ class Sockets(Closable):
     def reread(self, key: VirtualKey, state: KernelState) -> None:
         """Read a virtual server again that was changed externally."""
         RemoveServers((key,)).apply_to(state)
-        server = self._ipvs.service(key)
+        server = self._ipvs.find_service(key)
         if server is not None:
             state.servers[key], state.weights[key] = server, self._weights(key)
 
     def _weights(self, key: VirtualKey) -> dict[RealKey, int]:
-        return {real.key: real.weight for real in self._ipvs.destinations(key)}
+        return {real.key: real.weight for real in self._ipvs.list_destinations(key)}
 
     def servers(self) -> dict[VirtualServer, ServerCounters]:
         """Return the virtual servers with their counters."""
         return {
-            server: counted for server, counted in self._ipvs.services().items() if self.is_of_family(server)
+            server: counted
+            for server, counted in self._ipvs.list_services().items()
+            if self.is_of_family(server)
         }
 
     def dump_servers(self) -> list[bytes]:
@@ -105,20 +107,20 @@ class Sockets(Closable):
 
     def addresses(self) -> set[bytes]:
         """Return the addresses on the dummy device without its own link-local one."""
-        device = self._route.links().get(IPVS_DEVICE)
+        device = self._route.list_indexes().get(IPVS_DEVICE)
         if device is None:
             return set()
-        listed = (item.address for item in self._route.addresses(self._family, device))
+        listed = (item.address for item in self._route.list_addresses(self._family, device))
         return {a for a in listed if len(a) == 4 or not is_link_local(a)}
 
     def sets(self) -> dict[str, SetHeader]:
         """Return our sets without their entries."""
-        present = self._ipset.headers()
+        present = self._ipset.list_headers()
         return {name: present[name] for name in self._set_names if name in present}
 
     def connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
         """Return the real servers of some virtual servers with their connections."""
-        return {RealOf(key, real.key): real for key in keys for real in self._ipvs.destinations(key)}
+        return {RealOf(key, real.key): real for key in keys for real in self._ipvs.list_destinations(key)}
 
     def has_scheduler(self, name: str) -> bool:
         return self._ipvs.has_scheduler(name)
@@ -129,7 +131,7 @@ class Sockets(Closable):
         """Create the dummy device and the sets; a set of another type or family is replaced, because it rejects our entries."""
         self._device = self._route.ensure_dummy(IPVS_DEVICE)
         self._route.set_alias(self._device, IPVS_DEVICE_ALIAS)
-        present = self._ipset.headers()
+        present = self._ipset.list_headers()
         for header in sets.headers(self._family):
             held = present.get(header.name)
             # The kernel compares everything but the family when a set exists already.

@@ -78,14 +78,16 @@ def diff_dormant(ruleset: NftRuleset | None) -> list[Difference]:
     """Return our tables that are dormant: listed as usual, but no packet passes through them. Raises KernelError."""
     if ruleset is None:
         return []
-    return [Difference(ruleset.describe(table), "active", "dormant") for table in ruleset.dormant(_TABLES)]
+    return [
+        Difference(ruleset.describe(table), "active", "dormant") for table in ruleset.find_dormant(_TABLES)
+    ]
 
 
 def activate_dormant(ruleset: NftRuleset | None) -> list[Difference]:
     """Activate dormant tables; return what they were. Raises KernelError."""
     found = diff_dormant(ruleset)
     if ruleset is not None and found:
-        ruleset.activate(ruleset.dormant(_TABLES))
+        ruleset.activate(ruleset.find_dormant(_TABLES))
     return found
 
 

@@ -121,7 +121,7 @@ class NftablesBackend(Backend):
     def _full_sync(self, request: SyncRequest, found: Difference | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
-        generation = self._kernel.get_socket().generation()
+        generation = self._kernel.get_socket().read_generation()
         table = self._kernel.open_reader().read_table()
         self._hashes.check(request.plans, again=True)
         rejected: dict[ServicePortName, str] = {}

@@ -25,7 +25,7 @@ from pointsman.kernel.ipvs_objects import (
     VirtualServer,
 )
 from pointsman.kernel.netlink import Reply
-from pointsman.kernel.rtnl import RouteSocket, local_addresses
+from pointsman.kernel.rtnl import RouteSocket, list_local_addresses
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_from_text
 
@@ -79,8 +79,8 @@ def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket
             "-A --sctp-service 10.0.0.2:3868 -s sh",
         ]
     )
-    assert set(sock.services()) == {FOUR, SIX, SCTP}
-    assert {r.key: r.weight for r in sock.destinations(FOUR.key)} == {real: 1, other: 0}
+    assert set(sock.list_services()) == {FOUR, SIX, SCTP}
+    assert {r.key: r.weight for r in sock.list_destinations(FOUR.key)} == {real: 1, other: 0}
     plain = FOUR._replace(scheduler="rr", flags=0, timeout=0)
     replies = sock.apply(
         [
@@ -97,7 +97,7 @@ def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket
         "-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 5",
     ]
     dump("ipvsadm", "-C")
-    assert sock.services() == {}
+    assert sock.list_services() == {}
 
 
 def test_what_ipvsadm_made_is_read(sock: IpvsSocket, dump: Dump) -> None:
@@ -105,8 +105,8 @@ def test_what_ipvsadm_made_is_read(sock: IpvsSocket, dump: Dump) -> None:
     dump("ipvsadm", "-a", "-t", "10.9.9.9:443", "-r", "10.1.1.1:8443", "-m", "-w", "3")
     dump("ipvsadm", "-A", "-f", "7", "-s", "rr")
     key = VirtualKey(6, packed("10.9.9.9"), 443)
-    assert set(sock.services()) == {VirtualServer(key, "lc", PERSISTENT, 77)}
-    (real,) = sock.destinations(key)
+    assert set(sock.list_services()) == {VirtualServer(key, "lc", PERSISTENT, 77)}
+    (real,) = sock.list_destinations(key)
     assert (real.key, real.weight, real.connections) == (RealKey(packed("10.1.1.1"), 8443), 3, 0)
 
 
@@ -124,7 +124,7 @@ def test_thousands_of_requests_go_through(sock: IpvsSocket) -> None:
     keys = [VirtualKey(6, (0x0A600000 + n).to_bytes(4, "big"), 80) for n in range(3000)]
     payloads = [ipvs.encode_service(ipvs.CMD_NEW_SERVICE, VirtualServer(key, "rr")) for key in keys]
     assert all(reply.ok for reply in sock.apply(payloads))
-    assert {server.key for server in sock.services()} == set(keys)
+    assert {server.key for server in sock.list_services()} == set(keys)
 
 
 def test_schedulers_are_probed_without_a_trace(sock: IpvsSocket, dump: Dump) -> None:
@@ -188,13 +188,13 @@ def test_entries_go_in_and_out_as_ipset_shows(
     assert sets.add("T", entries) == {}
     added = {line.split()[2] for line in dump.sets().splitlines() if line.startswith("add")}
     assert added == set(shown)
-    assert sets.entries(("T",)) == {"T": set(entries)}
-    assert sets.headers()["T"].elements == len(entries)
+    assert sets.list_entries(("T",)) == {"T": set(entries)}
+    assert sets.list_headers()["T"].elements == len(entries)
     assert sets.delete("T", entries[:1]) == {}
     assert sets.delete("T", entries[:1]) == {}
-    assert sets.entries(("T",)) == {"T": set(entries[1:])}
+    assert sets.list_entries(("T",)) == {"T": set(entries[1:])}
     dump("ipset", "flush", "T")
-    assert sets.entries(("T",)) == {"T": set()}
+    assert sets.list_entries(("T",)) == {"T": set()}
     sets.destroy("T")
     assert dump.sets() == ""
 
@@ -203,7 +203,7 @@ def test_a_long_set_is_listed_completely(sets: IpsetSocket) -> None:
     sets.create(SetHeader("T", SetType.HASH_IP_PORT, Family.IPV4))
     entries = {SetEntry((0x0A600000 + n).to_bytes(4, "big"), 6, 80) for n in range(5000)}
     assert sets.add("T", entries) == {}
-    assert sets.entries(("T",))["T"] == entries
+    assert sets.list_entries(("T",))["T"] == entries
 
 
 def test_a_bad_entry_is_named_and_the_others_are_added(sets: IpsetSocket) -> None:
@@ -212,13 +212,13 @@ def test_a_bad_entry_is_named_and_the_others_are_added(sets: IpsetSocket) -> Non
     failed = sets.add("T", [bad, good])
     assert list(failed) == [bad]
     assert "fd00::1,tcp:80" in str(failed[bad])
-    assert sets.entries(("T",))["T"] == {good}
+    assert sets.list_entries(("T",))["T"] == {good}
 
 
 def test_a_set_in_use_is_busy_and_counts_its_rules(sets: IpsetSocket, dump: Dump) -> None:
     sets.create(SetHeader("T", SetType.HASH_IP, Family.IPV4))
     dump(IPTABLES, "-A", "INPUT", "-m", "set", "--match-set", "T", "src", "-j", "DROP")
-    assert sets.headers()["T"].references == 1
+    assert sets.list_headers()["T"].references == 1
     with pytest.raises(Busy, match="a rule still uses the set"):
         sets.destroy("T")
 
@@ -243,8 +243,8 @@ def test_addresses_of_the_dummy_device_as_pyroute2_sees_them(node: Namespace) ->
             if item["scope"] == 0
         }
     assert seen == {("10.0.0.1", 32), ("fd00::5", 128)}
-    assert four in local_addresses(Family.IPV4)
-    assert four not in local_addresses(Family.IPV4, exclude=("kube-ipvs0",))
+    assert four in list_local_addresses(Family.IPV4)
+    assert four not in list_local_addresses(Family.IPV4, exclude=("kube-ipvs0",))
     assert [r.errno for r in route.delete_addresses(index, [four, four])] == [0, errno.EADDRNOTAVAIL]
     assert route.delete_link("kube-ipvs0")
     assert not route.delete_link("kube-ipvs0")

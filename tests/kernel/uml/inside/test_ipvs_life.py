@@ -104,7 +104,7 @@ def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: IpvsWorld) -> 
     try:
         with _before_kernel_threads():
             world.apply([WEB])
-            routes = route.routes([packed(WEB.address(to, 6)) for to in ("cluster", "lb", "external")])
+            routes = route.find_routes([packed(WEB.address(to, 6)) for to in ("cluster", "lb", "external")])
         assert [way.local for way in routes.values()] == [True] * 3
     finally:
         route.close()
@@ -577,7 +577,7 @@ def test_traffic_is_counted_per_service(world: IpvsWorld) -> None:
     balancer = socket.inet_aton(WEB.address("lb", 4))
     with world.cluster["n1"].entered(), ConntrackTable(Family.IPV4) as table:
         counts = {(count.address, count.port): count.connections for count in count_connections(Family.IPV4)}
-        flows = table.flows(FlowQuery(socket.IPPROTO_TCP, balancer, 80), lambda *_: True)
+        flows = table.list_flows(FlowQuery(socket.IPPROTO_TCP, balancer, 80), lambda *_: True)
     assert counts[balancer, 80] == 5
     assert counts[socket.inet_aton("172.30.0.10"), WEB.node_port] == 3
     answering = {socket.inet_ntoa(flow.reply_source) for flow in flows}

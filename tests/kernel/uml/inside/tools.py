@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pointsman.backends.ipvs.apply import IpvsBackend
-from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE, programs
+from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE, find_programs
 from pointsman.model.addresses import Family
 
 MakeBackend = Callable[..., IpvsBackend]
@@ -19,7 +19,7 @@ VARIANT: Final = os.environ.get(OVERRIDE, LEGACY)
 """Of iptables; chosen at boot: new kernels have no legacy tables."""
 IPTABLES: Final = f"iptables-{VARIANT}"
 HAS_LEGACY: Final = Path("/proc/net/ip_tables_names").exists()
-SAVE: Final = {family: programs(family, VARIANT).save for family in Family}
+SAVE: Final = {family: find_programs(family, VARIANT).save for family in Family}
 
 
 class Dump:

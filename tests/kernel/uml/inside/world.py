@@ -16,7 +16,7 @@ from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.backends.ipvs.mode import prepare
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
-from pointsman.kernel.rtnl import local_addresses
+from pointsman.kernel.rtnl import list_local_addresses
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import CLUSTER_RANGES, SERVICE_RANGES
@@ -105,7 +105,7 @@ class IpvsWorld(Clients):
                 tracker.delete_slice(gone.metadata.key)
         self._objects[family] = now
         with self.cluster["n1"].entered():
-            addresses = local_addresses(family, exclude=("kube-ipvs0",))
+            addresses = list_local_addresses(family, exclude=("kube-ipvs0",))
             node = msgspec.convert(node_manifest("n1"), Node)
             self.contexts[family] = build_node_context(
                 self._config,

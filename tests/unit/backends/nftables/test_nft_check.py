@@ -21,7 +21,7 @@ from pointsman.errors import NotSupported
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import attribute, nested
 from pointsman.kernel.netlink import Answer, Message, Reply
-from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket, header
+from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket, build_header
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 
@@ -39,7 +39,7 @@ class Generations:
         self.race = 0
         return 100
 
-    def generation(self) -> int:
+    def read_generation(self) -> int:
         return self.count
 
     @property
@@ -114,7 +114,7 @@ class WithoutLookups:
 
     def dump(self, message: Message, _what: str, *, needs: str, max_bytes: int | None) -> list[Answer]:
         assert needs
-        return [Answer(message.kind, 0, 0, header(2) + self._body)]
+        return [Answer(message.kind, 0, 0, build_header(2) + self._body)]
 
 
 def test_an_element_that_cannot_be_looked_up_is_not_taken_for_a_deleted_one(

@@ -44,7 +44,7 @@ class RefusingKernel:
         found, self.found = self.found, []
         return found
 
-    def generation(self) -> int:
+    def read_generation(self) -> int:
         return 1
 
     def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
