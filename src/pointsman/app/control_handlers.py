@@ -30,7 +30,7 @@ def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
     async def verify(_request: Request) -> Verification:
         return await inspector.verify()
 
-    async def list_services(request: Request) -> ServiceList:
+    async def list_services(request: Request) -> ServiceList | bytes:
         return await inspector.list(_decode(request, ListQuery))
 
     return {
@@ -76,16 +76,19 @@ async def _list_events(inspector: Inspector, request: Request) -> HistoryReport:
     return inspector.history(_decode(request, HistoryQuery))
 
 
-def _answer_with(find: Callable[[Request], Awaitable[msgspec.Struct]]) -> Handler:
-    """Answer with JSON, made on a thread because it may be large, or with 400 for a bad question."""
+def _answer_with(find: Callable[[Request], Awaitable[msgspec.Struct | bytes]]) -> Handler:
+    """Answer with JSON, made on a thread because it may be large, or with 400 for a bad question; bytes are gzip of JSON."""
 
     async def answer(request: Request) -> Response:
         try:
             found = await find(request)
         except (BadQuestion, msgspec.DecodeError) as error:
             return text_response(f"{error}\n", 400)
+        headers = {"Cache-Control": "no-store"}
+        if isinstance(found, bytes):
+            return reply(found, "application/json", headers={**headers, "Content-Encoding": "gzip"})
         body = await asyncio.to_thread(msgspec.json.encode, found)
-        return reply(body, "application/json", headers={"Cache-Control": "no-store"})
+        return reply(body, "application/json", headers=headers)
 
     return answer
 

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import time
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -24,6 +25,7 @@ ALIVE_SECONDS: Final = 3.0
 """A proxy that is alive takes note of a question within that time, however long the answer takes."""
 _MAX_SECONDS: Final = 130.0
 _CHUNK: Final = 1 << 16
+_GZIP: Final = 16 + zlib.MAX_WBITS
 _CREDENTIALS = struct.Struct("3i")
 
 T = TypeVar("T")
@@ -74,6 +76,8 @@ class _Connection:
         ]
         if len(first) < 2 or not first[1].isdigit() or lengths != [len(body)]:
             raise OSError("it closed the connection before its answer was complete")
+        if b"content-encoding: gzip" in head.lower().split(b"\r\n"):
+            body = zlib.decompress(body, _GZIP)
         return int(first[1]), body
 
     @property

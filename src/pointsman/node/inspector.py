@@ -45,8 +45,8 @@ from pointsman.report.service_list import (
     ListQuery,
     ServiceList,
     ServicePage,
-    build_list,
     build_page,
+    compress_list,
     count_states,
 )
 from pointsman.report.status import (
@@ -186,13 +186,13 @@ class Inspector:
         """Return the traffic of the endpoints of a Service; keeps the sampling running."""
         return self._sampler.samples.find_service(service)
 
-    async def list(self, query: ListQuery) -> ServiceList:
-        """Return the service ports that the query selects; none when nothing changed since its version."""
+    async def list(self, query: ListQuery) -> ServiceList | bytes:
+        """Return what the query selects as gzip of JSON; when nothing changed since its version, a list that says so."""
         version = f"{self._compute_version()}/{self._proxy.objects.labels.changes}"
         if version == query.since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
         view, labels = await self._collect_plans(), self._proxy.objects.labels.copy()
-        return await asyncio.to_thread(build_list, view, labels, query, version)
+        return await asyncio.to_thread(compress_list, view, labels, query, version)
 
     def history(self, query: HistoryQuery) -> HistoryReport:
         """Return the events that the query selects."""
