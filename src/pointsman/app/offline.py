@@ -7,7 +7,7 @@ request it is given. `render`, `explain` and `render --diff` start here.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.findings import Finding
-from pointsman.model.node_context import NodeContext, NodeFacts, build_node_facts
+from pointsman.model.node_context import build_node_facts
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
@@ -102,9 +102,17 @@ def plan_objects(
     notes = [render_finding(finding) for finding in findings]
     node_name, node = _find_node(objects, config.hostname_override, notes)
     facts = build_node_facts(node_name, node, config.bind_address)
+    services = [item for item in objects if isinstance(item, Service)]
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
     addresses = local_addresses or {family: _list_node_addresses(node, family) for family in families}
-    planner = _Planner(objects, config, facts, notes, len(families))
+    service_findings = ServiceFindings()
+    for service in services:
+        service_findings.upsert_service(service)
+
+    def on_finding(meta: Meta, finding: Finding) -> None:
+        service_findings.add(meta, finding)
+        notes.append(render_finding(finding))
+
     views: list[FamilyView] = []
     requests: dict[Family, SyncRequest] = {}
     for family in families:
@@ -117,19 +125,53 @@ def plan_objects(
             external_allow=external_allow,
             balancing=balancing,
         )
-        own = tuple({*addresses[family], *context.node_ips})
-        requests[family], family_view = planner.plan(context, own)
-        views.append(family_view)
+        tracker = _track(objects, family, node_name, config, on_finding)
+        keeper = RequestKeeper(family)
+        outcome = Reconciler(keeper, families=len(families)).sync(tracker.take(), context)
+        notes += [render_finding(finding) for finding in outcome.findings]
+        assert keeper.request is not None
+        requests[family] = keeper.request
+        views.append(
+            FamilyView(
+                context=context,
+                plans=keeper.request.plans,
+                states=tracker.states,
+                slices={
+                    one.metadata.key: tracker.slices.count_endpoints(one.metadata.key) for one in services
+                },
+                node_addresses=tuple({*addresses[family], *context.node_ips}),
+                localhost_node_ports=mode_named(config.mode).localhost_node_ports(config),
+                pod_ranges=parse_pod_ranges(facts),
+            )
+        )
     view = View(
         node=node_name,
         mode=mode_named(config.mode),
         live=False,
         families=tuple(views),
-        service_findings=planner.service_findings.all(),
+        service_findings=service_findings.all(),
         source_findings=tuple(findings),
     )
-    labels = ServiceLabels(item for item in objects if isinstance(item, Service))
-    return Planned(node_name, config, requests, view, labels, tuple(dict.fromkeys(notes)))
+    return Planned(node_name, config, requests, view, ServiceLabels(services), tuple(dict.fromkeys(notes)))
+
+
+def _track(
+    objects: Sequence[KubeObject],
+    family: Family,
+    node_name: str,
+    config: KubeProxyConfiguration,
+    on_finding: Callable[[Meta, Finding], None],
+) -> Tracker:
+    """Return a tracker of all Services, then of all EndpointSlices."""
+    allow_external = FeatureGates(config.feature_gates).enabled("AllowServiceExternalIPs")
+    tracker = Tracker(family, node_name, allow_external_ips=allow_external, on_finding=on_finding)
+    for item in objects:
+        if isinstance(item, Service):
+            tracker.upsert_service(item)
+    for item in objects:
+        if isinstance(item, EndpointSlice):
+            tracker.upsert_slice(item)
+    return tracker
 
 
 def _find_node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:
@@ -159,58 +201,3 @@ def _list_node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]
     found = [address_from_text(entry.address) for entry in listed if entry.type.endswith("IP")]
     length = family.address_length
     return (LOCALHOST[family], *(one for one in found if one is not None and len(one) == length))
-
-
-class _Planner:
-    """Feeds the objects to a tracker and a reconciler per family."""
-
-    def __init__(
-        self,
-        objects: Sequence[KubeObject],
-        config: KubeProxyConfiguration,
-        node: NodeFacts,
-        notes: list[str],
-        families: int,
-    ) -> None:
-        self._families = families
-        self._services = [item for item in objects if isinstance(item, Service)]
-        self._slices = [item for item in objects if isinstance(item, EndpointSlice)]
-        self._config = config
-        self._node_name = node.name
-        self._pod_ranges = parse_pod_ranges(node)
-        self._notes = notes
-        self._allow_external = FeatureGates(config.feature_gates).enabled("AllowServiceExternalIPs")
-        self.service_findings = ServiceFindings()
-        for service in self._services:
-            self.service_findings.upsert_service(service)
-
-    def plan(self, context: NodeContext, node_addresses: tuple[bytes, ...]) -> tuple[SyncRequest, FamilyView]:
-        tracker = Tracker(
-            context.family,
-            self._node_name,
-            allow_external_ips=self._allow_external,
-            on_finding=self._on_finding,
-        )
-        for service in self._services:
-            tracker.upsert_service(service)
-        for endpoint_slice in self._slices:
-            tracker.upsert_slice(endpoint_slice)
-        keeper = RequestKeeper(context.family)
-        outcome = Reconciler(keeper, families=self._families).sync(tracker.take(), context)
-        self._notes += [render_finding(finding) for finding in outcome.findings]
-        assert keeper.request is not None
-        keys = {service.metadata.key for service in self._services}
-        view = FamilyView(
-            context=context,
-            plans=keeper.request.plans,
-            states=tracker.states,
-            slices={key: tracker.slices.count_endpoints(key) for key in keys},
-            node_addresses=node_addresses,
-            localhost_node_ports=mode_named(self._config.mode).localhost_node_ports(self._config),
-            pod_ranges=self._pod_ranges,
-        )
-        return keeper.request, view
-
-    def _on_finding(self, meta: Meta, finding: Finding) -> None:
-        self.service_findings.add(meta, finding)
-        self._notes.append(render_finding(finding))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,7 +25,7 @@ from pointsman.serve.connections import Connections
 from pointsman.serve.control import ControlServer
 from pointsman.serve.health import HealthView
 from pointsman.serve.listeners import BindFailed, Listener, parse_bind_address
-from pointsman.serve.messages import Request, Response, route, text_response
+from pointsman.serve.messages import Handler, Request, Response, route, text_response
 from pointsman.serve.page import build_page_routes
 from pointsman.serve.routes import Pages, build_description_routes, build_health_routes, build_metrics_routes
 
@@ -87,36 +87,34 @@ class Servers:
         proxy.board.add_source("ports", taken.conditions)
         view = HealthView(proxy.board, proxy.health.last_updated)
 
-        def build_handler(server: str, reason: str) -> Callable[[BindFailed], Awaitable[None]]:
+        def build_listener(
+            name: str, reason: str, routes: Mapping[str, Handler], tls: ServerTls | None
+        ) -> Listener:
             async def on_bind_failed(failure: BindFailed) -> None:
                 recorder.node_event(reason, str(failure))
                 elsewhere = "" if self._metrics.addresses else proxy.config.metrics_bind_address
-                await taken.on_bind_failed(server, failure, elsewhere)
+                await taken.on_bind_failed(name, failure, elsewhere)
 
-            return on_bind_failed
+            return Listener(
+                name,
+                route(routes),
+                hard_fail=config.bind_address_hard_fail,
+                on_bind_failure=on_bind_failed,
+                on_settled=partial(taken.on_bound, name),
+                connections=connections,
+                tls=tls,
+            )
 
-        self._health = Listener(
-            "health server",
-            route(build_health_routes(view, proxy.metrics)),
-            hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=build_handler("health server", "FailedToStartProxierHealthcheck"),
-            on_settled=partial(taken.on_bound, "health server"),
-            connections=connections,
-            tls=security.health,
-        )
+        health_routes = build_health_routes(view, proxy.metrics)
         metrics_routes = build_metrics_routes(proxy.metrics, pages)
         if security.authorizer is not None:
             metrics_routes = security.authorizer.guard(metrics_routes)
-        self._metrics = Listener(
-            "metrics server",
-            route(metrics_routes),
-            hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=build_handler("metrics server", "FailedToStartMetricServer"),
-            on_settled=partial(taken.on_bound, "metrics server"),
-            connections=connections,
-            tls=security.metrics,
+        self._health = build_listener(
+            "health server", "FailedToStartProxierHealthcheck", health_routes, security.health
         )
-
+        self._metrics = build_listener(
+            "metrics server", "FailedToStartMetricServer", metrics_routes, security.metrics
+        )
         self._control: ControlServer | None = None
         if control_socket is not None:
             routes = {
@@ -208,7 +206,6 @@ class TakenPorts:
                 "Listening",
                 "OtherProxyRunning",
                 f"another proxy in {self._other_mode} mode serves this node and holds {addresses}",
-                "run one proxy per node, and keep kube-proxy off this one (docs/install.md)",
                 blocks=Blocks.READINESS,
             )
         else:

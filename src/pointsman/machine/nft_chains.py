@@ -16,7 +16,7 @@ from pointsman.kernel.nfnl import (
     parse_comment,
     parse_value,
 )
-from pointsman.machine.nft_rules import SetElement, parse_rule_safely, parse_verdict_value
+from pointsman.machine.nft_rules import SetElement, parse_rule, parse_verdict_value
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.model.addresses import Family
 
@@ -65,7 +65,7 @@ class ChainReader:
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
             found = parse_attributes(answer)
             if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
-                yield from parse_rule_safely(
+                yield from parse_rule(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
                     lambda wanted: self._read_elements(proto, name, wanted),

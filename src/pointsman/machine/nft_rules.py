@@ -88,13 +88,19 @@ Elements = Callable[[str], Sequence[SetElement] | None]
 def parse_rule(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
-    """Return a rule as it applies to packets of one family; a lookup in a verdict map becomes several rules."""
+    """Return a rule as it applies to packets of one family; a lookup in a verdict map becomes several rules.
+
+    A malformed rule becomes one of unknown matches and action. Raises KernelError when elements cannot be read.
+    """
     decoder = _Decoder(family, elements)
-    for _, item in nla.iter_attributes(expressions):
-        parts = nla.attributes(item)
-        decoder.take(
-            nla.text_of(parts.get(nf.NFTA_EXPR_NAME, b"")), nla.attributes(parts.get(nf.NFTA_EXPR_DATA, b""))
-        )
+    try:
+        for _, item in nla.iter_attributes(expressions):
+            parts = nla.attributes(item)
+            decoder.take(_text(parts, nf.NFTA_EXPR_NAME), nla.attributes(parts.get(nf.NFTA_EXPR_DATA, b"")))
+    except KernelError:
+        raise
+    except Exception:  # noqa: BLE001 rules of other programs may be anything, and must not end an explanation
+        return [build_unreadable_rule(handle, comment)]
     matches = tuple(decoder.matches)
     if decoder.branches:
         return [
@@ -102,18 +108,6 @@ def parse_rule(
             for branch, element in decoder.branches
         ]
     return [FilterRule(matches, decoder.action, decoder.target, handle, comment or decoder.comment)]
-
-
-def parse_rule_safely(
-    expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
-) -> list[FilterRule]:
-    """As `parse_rule`; a malformed rule becomes one of unknown matches and action."""
-    try:
-        return parse_rule(expressions, family, elements, handle, comment)
-    except KernelError:
-        raise
-    except Exception:  # noqa: BLE001 rules of other programs may be anything, and must not end an explanation
-        return [build_unreadable_rule(handle, comment)]
 
 
 def build_unreadable_rule(handle: int = 0, comment: str = "") -> FilterRule:
@@ -141,24 +135,21 @@ class _Decoder:
         elif name in _STATEMENTS:
             self.action = _STATEMENTS[name]
         elif name not in _WITHOUT_EFFECT:
-            self._load(nla.number_of(data.get(1)), Loaded(None, name))
+            self._load(data, 1, Loaded(None, name))
             if name in ("limit", "quota", "connlimit", "dynset"):
                 self.matches.append(Match(name))
 
-    def _load(self, register: int, loaded: Loaded) -> None:
-        self._registers[register] = loaded
+    def _load(self, data: Mapping[int, bytes], attribute: int, loaded: Loaded) -> None:
+        self._registers[_number(data, attribute)] = loaded
 
     def _held(self, data: Mapping[int, bytes], attribute: int) -> Loaded:
-        return self._registers.get(nla.number_of(data.get(attribute)), Loaded(None, "something"))
+        return self._registers.get(_number(data, attribute), Loaded(None, "something"))
 
     def _take_payload(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_PAYLOAD_DREG not in data:
             return
-        base, offset = (
-            nla.number_of(data.get(nf.NFTA_PAYLOAD_BASE)),
-            nla.number_of(data.get(nf.NFTA_PAYLOAD_OFFSET)),
-        )
-        length = nla.number_of(data.get(nf.NFTA_PAYLOAD_LEN))
+        base, offset = _number(data, nf.NFTA_PAYLOAD_BASE), _number(data, nf.NFTA_PAYLOAD_OFFSET)
+        length = _number(data, nf.NFTA_PAYLOAD_LEN)
         field = None
         if base == nf.NFT_PAYLOAD_NETWORK_HEADER and length <= self._family.address_length:
             field = _ADDRESSES[self._family].get(offset)
@@ -167,103 +158,92 @@ class _Decoder:
         elif base == nf.NFT_PAYLOAD_TRANSPORT_HEADER and length == 2:
             field = {0: PacketField.SOURCE_PORT, 2: PacketField.DESTINATION_PORT}.get(offset)
         text = field.value if field else f"payload {base},{offset},{length}"
-        self._load(nla.number_of(data[nf.NFTA_PAYLOAD_DREG]), Loaded(field, text, length))
+        self._load(data, nf.NFTA_PAYLOAD_DREG, Loaded(field, text, length))
 
     def _take_meta(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_META_DREG in data:
-            key = nla.number_of(data.get(nf.NFTA_META_KEY))
+            key = _number(data, nf.NFTA_META_KEY)
             field = _META.get(key)
-            self._load(
-                nla.number_of(data[nf.NFTA_META_DREG]),
-                Loaded(field, field.value if field else _META_NAMES.get(key, f"meta {key}")),
-            )
+            text = field.value if field else _META_NAMES.get(key, f"meta {key}")
+            self._load(data, nf.NFTA_META_DREG, Loaded(field, text))
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_CT_DREG in data:
-            key = nla.number_of(data.get(nf.NFTA_CT_KEY))
+            key = _number(data, nf.NFTA_CT_KEY)
             field = _CT.get(key)
-            self._load(
-                nla.number_of(data[nf.NFTA_CT_DREG]), Loaded(field, field.value if field else f"ct {key}")
-            )
+            self._load(data, nf.NFTA_CT_DREG, Loaded(field, field.value if field else f"ct {key}"))
 
     def _take_bitwise(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_BITWISE_SREG)
-        plain = not any(parse_value(data.get(nf.NFTA_BITWISE_XOR, b"")))
-        mask = parse_value(data.get(nf.NFTA_BITWISE_MASK, b""))
-        self._load(
-            nla.number_of(data.get(nf.NFTA_BITWISE_DREG)),
-            held._replace(mask=mask) if plain and mask else held._replace(field=None),
-        )
+        plain = not any(_value(data, nf.NFTA_BITWISE_XOR))
+        mask = _value(data, nf.NFTA_BITWISE_MASK)
+        masked = held._replace(mask=mask) if plain and mask else held._replace(field=None)
+        self._load(data, nf.NFTA_BITWISE_DREG, masked)
 
     def _take_cmp(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_CMP_SREG)
-        operation = nla.number_of(data.get(nf.NFTA_CMP_OP))
-        self.matches.append(
-            build_comparison(held, operation, parse_value(data.get(nf.NFTA_CMP_DATA, b"")), self._family)
-        )
+        operation = _number(data, nf.NFTA_CMP_OP)
+        self.matches.append(build_comparison(held, operation, _value(data, nf.NFTA_CMP_DATA), self._family))
 
     def _take_range(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_RANGE_SREG)
-        low, high = (
-            parse_value(data.get(key, b"")) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA)
-        )
-        negated = nla.number_of(data.get(nf.NFTA_RANGE_OP)) == nf.NFT_CMP_NEQ
+        low, high = (_value(data, key) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
+        negated = _number(data, nf.NFTA_RANGE_OP) == nf.NFT_CMP_NEQ
         self.matches.append(build_range_match(held, ((low, high),), self._family, negated=negated))
 
     def _take_lookup(self, data: Mapping[int, bytes]) -> None:
-        held = self._held(data, nf.NFTA_LOOKUP_SREG)
-        name = nla.text_of(data.get(nf.NFTA_LOOKUP_SET, b""))
-        found = self._elements(name)
-        plain = held.field is not None and not held.mask
-        usable = plain and found is not None and all(self._fits(held, element) for element in found)
-        if nf.NFTA_LOOKUP_DREG in data:
-            if nla.number_of(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
-                self._load(nla.number_of(data[nf.NFTA_LOOKUP_DREG]), Loaded(None, f"map @{name}"))
-            elif not usable or found is None:
-                self.matches.append(Match(f"{held.text} in map @{name}"))
-                self.action = Action.UNKNOWN
-            else:
-                self.branches = [
-                    (build_range_match(held, ((element.low, element.high),), self._family), element)
-                    for element in found
-                ]
-            return
-        negated = bool(nla.number_of(data.get(nf.NFTA_LOOKUP_FLAGS)) & nf.NFT_LOOKUP_F_INV)
-        if not usable or found is None:
-            self.matches.append(Match(f"{held.text}{' not' if negated else ''} in @{name}"))
+        held, name = self._held(data, nf.NFTA_LOOKUP_SREG), _text(data, nf.NFTA_LOOKUP_SET)
+        elements = self._find_elements(held, name)
+        if nf.NFTA_LOOKUP_DREG not in data:
+            negated = bool(_number(data, nf.NFTA_LOOKUP_FLAGS) & nf.NFT_LOOKUP_F_INV)
+            self.matches.append(self._build_set_match(held, name, elements, negated=negated))
+        elif _number(data, nf.NFTA_LOOKUP_DREG) != nf.NFT_REG_VERDICT:
+            self._load(data, nf.NFTA_LOOKUP_DREG, Loaded(None, f"map @{name}"))
+        elif elements is None:
+            self.matches.append(Match(f"{held.text} in map @{name}"))
+            self.action = Action.UNKNOWN
         else:
-            ranges = tuple((element.low, element.high) for element in found)
-            match = build_range_match(held, ranges, self._family, negated=negated)
-            if not name.startswith(_ANONYMOUS) or len(found) > _MAX_LISTED:
-                match = msgspec.structs.replace(
-                    match, text=f"{held.text}{' not' if negated else ''} in @{name}"
-                )
-            self.matches.append(match)
+            self.branches = [
+                (build_range_match(held, ((element.low, element.high),), self._family), element)
+                for element in elements
+            ]
 
-    def _fits(self, held: Loaded, element: SetElement) -> bool:
-        """Return whether a key is this one field, and not a concatenation."""
-        if held.field is None:
-            return False
+    def _find_elements(self, held: Loaded, name: str) -> Sequence[SetElement] | None:
+        """Return the elements of a set whose keys are this one field, and no concatenation."""
+        found = self._elements(name)
+        if found is None or held.field is None or held.mask:
+            return None
         length = 4 if held.field in BIT_NAMES else value_length(held.field, self._family)
-        return len(element.low) == length
+        return found if all(len(element.low) == length for element in found) else None
+
+    def _build_set_match(
+        self, held: Loaded, name: str, elements: Sequence[SetElement] | None, *, negated: bool
+    ) -> Match:
+        text = f"{held.text}{' not' if negated else ''} in @{name}"
+        if elements is None:
+            return Match(text)
+        ranges = tuple((element.low, element.high) for element in elements)
+        match = build_range_match(held, ranges, self._family, negated=negated)
+        is_short = name.startswith(_ANONYMOUS) and len(elements) <= _MAX_LISTED
+        return match if is_short else msgspec.structs.replace(match, text=text)
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
-        if nla.number_of(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
+        if _number(data, nf.NFTA_IMMEDIATE_DREG) == nf.NFT_REG_VERDICT:
             self.action, self.target = parse_verdict_value(
                 nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
             )
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
-        source = nla.number_of(data.get(nf.NFTA_NAT_TYPE)) == nf.NFT_NAT_SNAT
+        source = _number(data, nf.NFTA_NAT_TYPE) == nf.NFT_NAT_SNAT
         self.action = Action.SOURCE_NAT if source else Action.DESTINATION_NAT
 
     def _take_target(self, data: Mapping[int, bytes]) -> None:
-        name, info = nla.text_of(data.get(nf.NFTA_TARGET_NAME, b"")), data.get(nf.NFTA_TARGET_INFO, b"")
+        name, info = _text(data, nf.NFTA_TARGET_NAME), data.get(nf.NFTA_TARGET_INFO, b"")
         untracks = name == "CT" and bool(info[:1]) and bool(info[0] & 1)
         self.action = Action.UNTRACK if untracks else TARGETS.get(name, Action.PASS)
 
     def _take_match(self, data: Mapping[int, bytes]) -> None:
-        name, info = nla.text_of(data.get(nf.NFTA_MATCH_NAME, b"")), data.get(nf.NFTA_MATCH_INFO, b"")
+        name, info = _text(data, nf.NFTA_MATCH_NAME), data.get(nf.NFTA_MATCH_INFO, b"")
         if name == "comment":
             self.comment = info.partition(b"\0")[0].decode(errors="replace")
             return
@@ -273,6 +253,18 @@ class _Decoder:
             self.matches.append(
                 (parse_conntrack_match(info) if name == "conntrack" else None) or Match(f"-m {name}")
             )
+
+
+def _number(data: Mapping[int, bytes], attribute: int) -> int:
+    return nla.number_of(data.get(attribute))
+
+
+def _value(data: Mapping[int, bytes], attribute: int) -> bytes:
+    return parse_value(data.get(attribute, b""))
+
+
+def _text(data: Mapping[int, bytes], attribute: int) -> str:
+    return nla.text_of(data.get(attribute, b""))
 
 
 def parse_verdict_value(data: Mapping[int, bytes]) -> tuple[Action, str]:

@@ -111,8 +111,7 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> Condition | None:
             f"cannot set oom_score_adj to {score} ({error.strerror}); it is {found}, so the kernel kills this process before "
             "others when memory runs out"
         )
-        remedy = "give the pod priorityClassName system-node-critical, or the unit OOMScoreAdjust"
-        return Condition.false("OOMScore", "NotPermitted", message, remedy)
+        return Condition.false("OOMScore", "NotPermitted", message)
     return None
 
 

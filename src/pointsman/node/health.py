@@ -12,8 +12,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from pointsman.backends.contract import Difference
 from pointsman.conditions import NODE_ELIGIBLE, RUNNING, STARTED, Blocks, Condition, sync_progress_type
 from pointsman.explain.checks import is_same_host
@@ -170,90 +168,76 @@ class ProxyHealth(SyncListener):
         return int(2 * self.sync_period * _SECOND)
 
 
-class _FamilyConditions(msgspec.Struct):
-    """What the last sync and the last drift check of one IP family found."""
-
-    sync: Condition
-    rules: Condition
-    service_ports: Condition
-    ownership: Condition
-    addresses: Condition
-    from_backend: Sequence[Condition] = ()
-
-
 class SyncConditions(SyncListener):
     """Results of syncs and drift checks, per IP family. The reporter logs every failed sync and every drift."""
 
     def __init__(self, families: Iterable[Family]) -> None:
-        self._families = {family: _build_first_conditions(family.value) for family in families}
+        self._logged: dict[str, Condition] = {}
+        """By type, like the others: what the reporter logs."""
+        self._unlogged: dict[str, Condition] = {}
+        self._from_backends: dict[Family, Sequence[Condition]] = {}
+        for label in (family.value for family in families):
+            ready = Blocks.READINESS
+            _put(self._logged, Condition.unknown(f"Sync{label}", "NotSyncedYet", "no sync yet", blocks=ready))
+            _put(
+                self._logged,
+                Condition.unknown(f"Rules{label}", "NotCheckedYet", "not checked yet", blocks=ready),
+            )
+            _put(self._logged, Condition.true(f"ServicePorts{label}", Blocks.SERVICES))
+            _put(self._unlogged, Condition.true(f"RuleOwnership{label}"))
+            _put(self._unlogged, Condition.true(f"UniqueAddresses{label}"))
 
-    def conditions(self) -> Iterator[Condition]:
-        for found in self._families.values():
-            yield from (found.sync, found.rules, found.service_ports)
+    def conditions(self) -> Iterable[Condition]:
+        return self._logged.values()
 
     def backend_conditions(self) -> Iterator[Condition]:
         """What only the board logs."""
-        for found in self._families.values():
-            yield from (found.ownership, found.addresses, *found.from_backend)
+        yield from self._unlogged.values()
+        for conditions in self._from_backends.values():
+            yield from conditions
 
     def on_synced(self, outcome: SyncOutcome) -> None:
-        found = self._families[outcome.family]
-        found.sync = Condition.true(found.sync.type, Blocks.READINESS)
-        found.from_backend = outcome.report.conditions
-        found.addresses = _build_addresses_condition(found.addresses.type, outcome.conflicts)
-        rejected = outcome.report.rejected
-        if rejected:
-            texts = (f"{name}: {reason}" for name, reason in rejected.items())
-            found.service_ports = Condition.false(
-                found.service_ports.type,
-                "RejectedByKernel",
-                f"the kernel rejected {len(rejected)} service ports: {join_first(texts, len(rejected))}",
-                blocks=Blocks.SERVICES,
-            )
-        else:
-            found.service_ports = Condition.true(found.service_ports.type, Blocks.SERVICES)
+        label = outcome.family.value
+        _put(self._logged, Condition.true(f"Sync{label}", Blocks.READINESS))
+        _put(self._logged, _build_ports_condition(f"ServicePorts{label}", outcome.report.rejected))
+        _put(self._unlogged, _build_addresses_condition(f"UniqueAddresses{label}", outcome.conflicts))
+        self._from_backends[outcome.family] = outcome.report.conditions
 
     def on_sync_failed(self, family: Family, failure: SyncFailed, _retry_in: float) -> None:
-        found = self._families[family]
         message = f"the last sync failed: {failure}"
-        found.sync = Condition.false(found.sync.type, "SyncFailed", message, blocks=Blocks.READINESS)
+        failed = Condition.false(f"Sync{family.value}", "SyncFailed", message, blocks=Blocks.READINESS)
+        _put(self._logged, failed)
 
     def on_drift_check_passed(self, family: Family) -> None:
-        found = self._families[family]
-        found.rules = Condition.true(found.rules.type, Blocks.READINESS)
+        _put(self._logged, Condition.true(f"Rules{family.value}", Blocks.READINESS))
 
     def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
-        found = self._families[family]
-        message = f"modified externally: {drift}"
-        found.rules = Condition.false(
-            found.rules.type, "ModifiedExternally", message, blocks=Blocks.READINESS
-        )
+        self._set_rules_failed(family, "ModifiedExternally", f"modified externally: {drift}")
         if drift.other_proxy is not None and restored_in > 0:
-            found.ownership = Condition.false(
-                found.ownership.type,
-                "OtherProxy",
-                f"{drift.other_proxy.value} keeps rewriting our rules",
-                "run one proxy per node (docs/install.md)",
-            )
+            message = f"{drift.other_proxy.value} keeps rewriting our rules"
+            _put(self._unlogged, Condition.false(f"RuleOwnership{family.value}", "OtherProxy", message))
 
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:
-        found = self._families[family]
-        message = f"the rules cannot be read: {error}"
-        found.rules = Condition.false(found.rules.type, "Unreadable", message, blocks=Blocks.READINESS)
+        self._set_rules_failed(family, "Unreadable", f"the rules cannot be read: {error}")
 
     def on_conflict_ended(self, family: Family) -> None:
-        found = self._families[family]
-        found.ownership = Condition.true(found.ownership.type)
+        _put(self._unlogged, Condition.true(f"RuleOwnership{family.value}"))
+
+    def _set_rules_failed(self, family: Family, reason: str, message: str) -> None:
+        failed = Condition.false(f"Rules{family.value}", reason, message, blocks=Blocks.READINESS)
+        _put(self._logged, failed)
 
 
-def _build_first_conditions(label: str) -> _FamilyConditions:
-    return _FamilyConditions(
-        sync=Condition.unknown(f"Sync{label}", "NotSyncedYet", "no sync yet", blocks=Blocks.READINESS),
-        rules=Condition.unknown(f"Rules{label}", "NotCheckedYet", "not checked yet", blocks=Blocks.READINESS),
-        service_ports=Condition.true(f"ServicePorts{label}", Blocks.SERVICES),
-        ownership=Condition.true(f"RuleOwnership{label}"),
-        addresses=Condition.true(f"UniqueAddresses{label}"),
-    )
+def _put(found: dict[str, Condition], condition: Condition) -> None:
+    found[condition.type] = condition
+
+
+def _build_ports_condition(type_: str, rejected: Mapping[ServicePortName, str]) -> Condition:
+    if not rejected:
+        return Condition.true(type_, Blocks.SERVICES)
+    texts = (f"{name}: {reason}" for name, reason in rejected.items())
+    message = f"the kernel rejected {len(rejected)} service ports: {join_first(texts, len(rejected))}"
+    return Condition.false(type_, "RejectedByKernel", message, blocks=Blocks.SERVICES)
 
 
 def _build_addresses_condition(
@@ -274,7 +258,6 @@ def _build_addresses_condition(
         type_,
         "AddressConflict",
         f"Services claim the same addresses: {join_first(texts, count)}",
-        "give one of the Services another address; until then the older one keeps it",
         blocks=Blocks.SERVICES if is_unserved else Blocks.NOTHING,
     )
 
