@@ -40,13 +40,22 @@ class _Archive:
         ]
         self._run("apt-get", "update", "-qq")
 
-    def package(self) -> str:
-        """The newest kernel's package."""
-        for line in self._run("apt-cache", "depends", META_PACKAGE).splitlines():
-            word, _, name = line.strip().partition(" ")
-            if word == "Depends:" and name.startswith("linux-image-"):
-                return name
+    def find_release(self) -> str:
+        """Return the release of the newest kernel."""
+        prefix = "linux-image-"
+        for name in self._list_dependencies(META_PACKAGE):
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
         raise LookupError(f"{META_PACKAGE} depends on no kernel")
+
+    def find_packages(self, release: str) -> list[str]:
+        """Return the kernel's packages: Debian has one up to trixie, later the kernel and its modules in one each."""
+        whole, parts = f"linux-image-{release}", {f"linux-binary-{release}", f"linux-modules-{release}"}
+        return sorted(parts.intersection(self._list_dependencies(whole))) or [whole]
+
+    def _list_dependencies(self, package: str) -> list[str]:
+        listed = self._run("apt-cache", "depends", package).splitlines()
+        return [line.strip().partition(" ")[2] for line in listed if line.strip().startswith("Depends:")]
 
     def download(self, package: str) -> Path:
         self._run("apt-get", "download", package)
@@ -79,12 +88,12 @@ def fetched(suite: str, directory: Path) -> Kernel:
     """The newest kernel of a Debian release, downloaded when it is not there yet."""
     place = (directory / suite).resolve()
     archive = _Archive(suite, place)
-    package = archive.package()
-    release = package.removeprefix("linux-image-")
+    release = archive.find_release()
     tree = place / release
     if not tree.is_dir():
         unpacked = place / "unpacked"
-        subprocess.run(["dpkg-deb", "--extract", archive.download(package), unpacked], check=True)
+        for package in archive.find_packages(release):
+            subprocess.run(["dpkg-deb", "--extract", archive.download(package), unpacked], check=True)
         unpacked.rename(tree)
     modules = next(tree.glob(f"*/modules/{release}"), None) or next(tree.glob(f"usr/lib/modules/{release}"))
     if not (modules / "modules.dep").exists():
