@@ -51,6 +51,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "latency": Benchmark("latency"),
     "start": Benchmark("start"),
     "conntrack": Benchmark("conntrack"),
+    "dns": Benchmark("dns"),
     "beside": Benchmark("beside"),
     "schedulers": Benchmark("schedulers"),
     "balancing": Benchmark("balancing"),

@@ -79,6 +79,14 @@ def _service(random: Random, which: int) -> Service:
         spec["status"] = {"loadBalancer": {"ingress": [{"ip": address} for address in addresses]}}
         spec["loadBalancerSourceRanges"] = random.sample(_RANGES, k=random.randint(0, 3))
         spec["healthCheckNodePort"] = 32000 + which
+    if random.random() < 0.4:
+        seconds = random.choice((5, 9))
+        spec["metadata"] = {
+            "annotations": {
+                "pointsman.dev/udp-timeout": f"{seconds}s",
+                "pointsman.dev/tcp-established-timeout": f"{seconds}m",
+            }
+        }
     return factory.service(f"s{which}", **spec)
 
 

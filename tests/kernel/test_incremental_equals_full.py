@@ -81,6 +81,12 @@ def _nft_objects(node: Namespace) -> set[str]:
     for family in ("ip", "ip6"):
         listed = json.loads(node.run(["nft", "-j", "list", "table", family, "kube-proxy"]))["nftables"]
         reached = _reached_chains(listed)
+        timeouts = {
+            name
+            for entry in listed
+            if (rule := entry.get("rule")) and rule["chain"] in reached
+            for name in re.findall(r'"ct timeout": "([^"]+)"', json.dumps(rule))
+        }
         rules: defaultdict[str, int] = defaultdict(int)
         for entry in listed:
             ((kind, item),) = entry.items()
@@ -88,6 +94,8 @@ def _nft_objects(node: Namespace) -> set[str]:
             elements = item.pop("elem", [])
             chain = item["name"] if kind == "chain" else item.get("chain")
             if chain is not None and chain not in reached:
+                continue
+            if kind == "ct timeout" and item["name"] not in timeouts:
                 continue
             if kind == "rule":
                 item["place"] = rules[chain]
@@ -100,7 +108,7 @@ def _nft_objects(node: Namespace) -> set[str]:
 
 
 def _reached_chains(listed: list[Any]) -> set[str]:
-    """Chains that packets can get to: a few idle balancers are kept in stock, which is no difference."""
+    """Chains that packets can get to: a few idle balancers (and their timeouts) are kept in stock, which is no difference."""
     leads: defaultdict[str, set[str]] = defaultdict(set)
     reached: set[str] = set()
     for entry in listed:

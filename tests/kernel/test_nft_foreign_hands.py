@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 
 import msgspec
@@ -30,7 +32,7 @@ from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import NodePortAddresses
 from pointsman.model.plan import ServicePlan
-from pointsman.model.service import ServicePortName
+from pointsman.model.service import FlowTimeouts, Protocol, ServicePortName
 
 pytestmark = needs_nft
 
@@ -145,6 +147,87 @@ def test_affinity_survives_when_a_refused_service_makes_the_load_go_a_second_way
     report = backend.sync(everything(NODE, {**plans, thief.name: thief}))
     assert list(report.rejected) == [thief.name]
     assert table_handle(namespace) == before
+
+
+# --- timeouts of flows --------------------------------------------------------------------------------------
+
+LONGER = (
+    "ct timeout ip kube-proxy udp-timeout-5 { protocol udp ; policy = { unreplied : 50, replied : 50 } ; }"
+)
+
+
+def plans_with_timeouts(seconds: int = 5) -> Plans:
+    """One with a balancer and one with session affinity."""
+    made = [
+        plan(
+            service_port(
+                name=name,
+                protocol=Protocol.UDP,
+                cluster_ip=address,
+                affinity_seconds=affinity,
+                flow_timeouts=FlowTimeouts(udp=seconds),
+            ),
+            endpoint("10.244.0.1"),
+            endpoint("10.244.0.2"),
+            node_context=NODE,
+        )
+        for name, address, affinity in (("dns", "10.96.0.10", 0), ("game", "10.96.0.11", 600))
+    ]
+    return {one.name: one for one in made}
+
+
+def test_a_changed_timeout_is_noticed_shown_and_repaired(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    request = everything(NODE, plans_with_timeouts())
+    backend.sync(request)
+    assert_all_served(backend, request)
+    whole = listing(namespace)
+    chains = [part.split()[0] for part in whole.split("\tchain ")[1:] if "ct timeout set" in part]
+    assert len(chains) > 2
+    namespace.run(
+        ["nft", "-f", "-"],
+        "\n".join(
+            [
+                *(f"flush chain ip kube-proxy {chain}" for chain in chains),
+                "delete ct timeout ip kube-proxy udp-timeout-5",
+                f"add {LONGER}",
+            ]
+        )
+        + "\n",
+    )
+    found = backend.drift()
+    assert found is not None
+    assert any("udp-timeout-5" in one.what for one in backend.comparison(request).differences())
+    backend.sync(request)
+    assert_all_served(backend, request)
+    assert listing(namespace) == whole
+
+
+def test_a_timeout_of_no_service_goes_with_the_next_full_sync(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    backend.sync(everything(NODE, plans_with_timeouts(7)))
+    namespace.run(["nft", f"add {LONGER}"])
+    found = backend.drift()
+    assert found is not None
+    assert found.what == "ct timeout udp-timeout-5"
+    request = everything(NODE, plans_with_timeouts(9))
+    backend.sync(request)
+    assert re.findall(r"ct timeout (\S+) \{", listing(namespace)) == ["udp-timeout-9"]
+    backend.sync(everything(NODE, some_plans()))
+    assert "ct timeout" not in listing(namespace)
+
+
+def test_a_kernel_without_timeouts_serves_all_the_same_and_says_so(namespace: Namespace) -> None:
+    request = everything(NODE, plans_with_timeouts())
+    with contextlib.closing(
+        NftablesBackend(Family.IPV4, lacks_timeouts=lambda _socket, _traits: True)
+    ) as poor:
+        report = poor.sync(request)
+        assert [one.reason for one in report.conditions] == ["FlowTimeoutsMissing"]
+        assert_all_served(poor, request)
+    assert "ct timeout" not in listing(namespace)
 
 
 # --- what drift and verify see ------------------------------------------------------------------------------

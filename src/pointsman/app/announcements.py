@@ -42,6 +42,8 @@ def _find_unsupported(requested: BalancingDefaults, mode: Mode) -> Iterator[str]
             yield f"{flag}: endpoints are chosen at random"
     if requested.slow_start and not mode.capabilities.adjusts_shares:
         yield f"--default-slow-start has no effect in {mode.name} mode: new endpoints get their full share at once"
+    if requested.dns_timeout and not mode.capabilities.sets_flow_timeouts:
+        yield f"--dns-udp-timeout has no effect in {mode.name} mode: DNS flows expire as others do"
 
 
 class FindingReport:

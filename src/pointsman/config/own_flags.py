@@ -21,6 +21,7 @@ from pointsman.model.balancing import (
     OWN_SCHEDULERS,
     Scheduler,
 )
+from pointsman.model.service import MAX_UDP_TIMEOUT_SECONDS
 
 SECURE_METRICS = ("remote", "all")
 _NEEDS = (
@@ -195,6 +196,19 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
         "reset-gone",
         "balancing.reset_gone",
         help="Reset TCP connections to endpoints that have left their Service, unless its annotation pointsman.dev/reset-gone says otherwise.",
+    ),
+    option_flag(
+        "dns-udp-timeout",
+        "balancing.dns_timeout",
+        kind=Kind.DURATION,
+        default="0s",
+        convert=lambda period: round(period.total_seconds()),
+        check=_check_range(
+            timedelta(0),
+            timedelta(seconds=MAX_UDP_TIMEOUT_SECONDS),
+            f"must be from 0 to {MAX_UDP_TIMEOUT_SECONDS}s",
+        ),
+        help="Connection tracking forgets idle flows to UDP port 53 of Services after this time where the annotation pointsman.dev/udp-timeout does not say; 0 leaves them to the kernel. nftables mode only.",
     ),
     option_flag(
         "secure-metrics",

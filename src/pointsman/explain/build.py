@@ -69,6 +69,7 @@ def summarize_plan(
         scheduler=plan.scheduler,
         resets_gone=plan.resets_gone,
         keeps_draining=plan.port.keeps_draining,
+        flow_timeout=plan.flow_timeout,
         findings=tuple(map(describe, plan.findings)),
         endpoints=_summarize_endpoints(plan.endpoints.all, plan.endpoints.reachable) if detailed else (),
     )

@@ -160,6 +160,8 @@ class ServicePortReport(msgspec.Struct, frozen=True, rename="camel"):
     """Connections to endpoints that are in no slice any more are reset."""
     keeps_draining: bool = False
     """UDP flows stay on terminating endpoints until those are in no slice."""
+    flow_timeout: int = 0
+    """Seconds after which connection tracking forgets an idle UDP flow or established TCP connection; 0 for the kernel's timeouts."""
     findings: tuple[Finding, ...] = ()
     endpoints: tuple[EndpointReport, ...] = ()
     """Only in explanations and in lists with details."""

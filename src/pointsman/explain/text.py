@@ -97,6 +97,9 @@ def _render_port(port: ServicePortReport) -> Iterator[str]:
         yield "  Removed endpoints: a connection to one is reset with the client's next packet"
     if port.keeps_draining:
         yield "  Terminating endpoints: a UDP flow to one stays there until it is removed, even if it no longer serves"
+    if port.flow_timeout:
+        flows = "an established connection" if port.protocol == "TCP" else "a flow"
+        yield f"  Connection tracking: {flows} is forgotten {port.flow_timeout} s after its last packet"
     if port.affinity_seconds:
         yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
     if port.topology_target:

@@ -97,6 +97,8 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Shares of endpoints can change every few seconds at little cost: slow start, least-connections."""
     fills_hash_tables: bool = False
     """Tables of source hashes are filled by this program, at a cost, and not by the kernel."""
+    sets_flow_timeouts: bool = False
+    """Connection tracking can forget idle flows of a Service earlier or later than other flows."""
     limits_all_frontends: bool = True
     """Source ranges can restrict clients of node ports and external IPs, too."""
     uses_local_addresses: bool = False
@@ -108,7 +110,10 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 FULL_CAPABILITIES = Capabilities(
-    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY}, adjusts_shares=True, fills_hash_tables=True
+    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY},
+    adjusts_shares=True,
+    fills_hash_tables=True,
+    sets_flow_timeouts=True,
 )
 """Capabilities of a mode without restrictions."""
 
@@ -122,6 +127,8 @@ class BalancingDefaults(msgspec.Struct, frozen=True, gc=False):
     """Seed of source hashes; must be the same on all nodes."""
     hash_slots: int = DEFAULT_HASH_SLOTS
     reset_gone: bool = False
+    dns_timeout: int = 0
+    """Seconds after which idle flows of UDP port 53 are forgotten; 0 leaves that to the kernel."""
     capabilities: Capabilities = FULL_CAPABILITIES
 
 
@@ -193,23 +200,24 @@ def _parse_bool(meta: Meta, name: str, findings: list[Finding]) -> bool | None:
     return _TRUTH.get(text or "")
 
 
-_DURATION = re.compile(r"([0-9]{1,5})(s|m)")
+_DURATION = re.compile(r"([0-9]{1,6})([smh])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def parse_seconds(text: str) -> int | None:
-    """Return `30s` or `2m` as seconds; None for any other form and for more than an hour."""
+def parse_seconds(text: str, limit: int) -> int | None:
+    """Return `30s`, `2m` or `1h` as seconds; None for any other form and above the limit."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
-    seconds = int(match[1]) * (60 if match[2] == "m" else 1)
-    return seconds if seconds <= MAX_SLOW_START_SECONDS else None
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+    return seconds if seconds <= limit else None
 
 
 def _parse_slow_start(meta: Meta, findings: list[Finding]) -> int | None:
     text = meta.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return None
-    seconds = parse_seconds(text)
+    seconds = parse_seconds(text, MAX_SLOW_START_SECONDS)
     if seconds is None:
         findings.append(
             bad_annotation(SLOW_START_ANNOTATION, text, "a time of at most 1 h, such as 30s or 2m")

@@ -83,6 +83,7 @@ class Code(enum.StrEnum):
     CONTESTED_ADDRESS = "ContestedAddress"
     CONTESTED_CLUSTER_IP = "ContestedClusterIP"
     CONTESTED_NODE_PORT = "ContestedNodePort"
+    FLOW_TIMEOUT_NOT_POSSIBLE = "FlowTimeoutNotPossible"
     INTERNAL_ERROR = "InternalError"
     KERNEL_REFUSED = "KernelRefused"
     PORT_NOT_HASHED = "PortNotHashed"

@@ -91,6 +91,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     """How new connections are distributed over the endpoints; None for evenly at random."""
     resets_gone: bool = False
     """TCP connections to a removed endpoint are reset with their next packet."""
+    flow_timeout: int = 0
+    """Seconds after which connection tracking forgets an idle UDP flow or established connection; 0 leaves that to the kernel."""
 
     @property
     def name(self) -> ServicePortName:

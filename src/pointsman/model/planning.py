@@ -29,10 +29,17 @@ from pointsman.model.plan import (
     ServicePlan,
     decide_outcome,
 )
-from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
+from pointsman.model.service import (
+    SOURCE_RANGES_ANNOTATION,
+    TCP_TIMEOUT_ANNOTATION,
+    UDP_TIMEOUT_ANNOTATION,
+    Protocol,
+    ServicePort,
+)
 from pointsman.model.slots import compute_max_hash_slots, compute_max_hashed_endpoints
 from pointsman.model.topology import select_endpoints
 
+_DNS_PORT = 53
 _NO_LOST_CLAIMS: Mapping[Claim, Winner] = {}
 
 
@@ -60,6 +67,7 @@ def plan_service_port(
     local = decide_outcome(selected.has_any, selected.local)
     internal = local if port.service.internal_local else cluster
     external = local if port.service.external_local else cluster
+    flow_timeout = _find_flow_timeout(port, context.balancing, findings)
     return ServicePlan(
         port=port,
         frontends=tuple(_build_frontends(port, internal, external, ranges)),
@@ -67,6 +75,7 @@ def plan_service_port(
         findings=tuple(findings),
         balancing=balancing,
         resets_gone=resets_gone(port, context.balancing),
+        flow_timeout=flow_timeout,
     )
 
 
@@ -74,6 +83,21 @@ def resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
     """Return whether connections to removed endpoints are reset."""
     requested = port.service.balancing.reset_gone
     return port.protocol is Protocol.TCP and (defaults.reset_gone if requested is None else requested)
+
+
+def _find_flow_timeout(port: ServicePort, defaults: BalancingDefaults, findings: list[Finding]) -> int:
+    """Return the timeout of idle flows; 0 without a request, or where the mode cannot set it."""
+    requested, annotation = 0, ""
+    if port.protocol is Protocol.UDP:
+        requested, annotation = port.service.flow_timeouts.udp, UDP_TIMEOUT_ANNOTATION
+    elif port.protocol is Protocol.TCP:
+        requested, annotation = port.service.flow_timeouts.tcp_established, TCP_TIMEOUT_ANNOTATION
+    if not defaults.capabilities.sets_flow_timeouts:
+        if requested:
+            findings.append(Finding(Code.FLOW_TIMEOUT_NOT_POSSIBLE, parameters={"annotation": annotation}))
+        return 0
+    is_dns = port.protocol is Protocol.UDP and port.port == _DNS_PORT
+    return requested or (defaults.dns_timeout if is_dns else 0)
 
 
 def _plan_balancing(

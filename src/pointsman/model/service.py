@@ -14,6 +14,11 @@ MAX_AFFINITY_SECONDS = 86400
 IPVS_SCHEDULER_ANNOTATION = "pointsman.dev/ipvs-scheduler"
 SOURCE_RANGES_ANNOTATION = "pointsman.dev/source-ranges"
 UDP_DRAINING_ANNOTATION = "pointsman.dev/udp-draining"
+UDP_TIMEOUT_ANNOTATION = "pointsman.dev/udp-timeout"
+TCP_TIMEOUT_ANNOTATION = "pointsman.dev/tcp-established-timeout"
+MAX_UDP_TIMEOUT_SECONDS = 3600
+MAX_TCP_TIMEOUT_SECONDS = 5 * 86400
+"""The kernel's default for established connections: a Service can shorten it, not fill the table of a node."""
 
 
 class Protocol(enum.Enum):
@@ -62,6 +67,16 @@ class SourceRanges(msgspec.Struct, frozen=True, gc=False):
     """Ranges are given, but each of them restricts clients of the other family only."""
 
 
+class FlowTimeouts(msgspec.Struct, frozen=True, gc=False):
+    """Seconds after which connection tracking forgets idle flows of a Service; 0 where it does not say."""
+
+    udp: int = 0
+    tcp_established: int = 0
+
+
+NO_TIMEOUTS = FlowTimeouts()
+
+
 class ServiceSettings(msgspec.Struct, frozen=True, gc=False):
     """What all ports of one Service have in common, apart from its addresses."""
 
@@ -82,6 +97,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, gc=False):
     """Number of ports of the Service: they share the limit of hash tables."""
     keep_draining_udp: bool = False
     """UDP flows stay on a terminating endpoint, even one that does not serve, until it is in no slice."""
+    flow_timeouts: FlowTimeouts = NO_TIMEOUTS
     external_ips_ignored: bool = False
     """externalIPs are given but switched off; kube-proxy's iptables mode still makes the external chain."""
 

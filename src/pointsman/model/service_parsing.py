@@ -18,15 +18,21 @@ from pointsman.model.addresses import (
     family_of,
     find_unusable_reason,
 )
-from pointsman.model.balancing import IPVS_SCHEDULERS, parse_balancing_request
+from pointsman.model.balancing import IPVS_SCHEDULERS, parse_balancing_request, parse_seconds
 from pointsman.model.findings import Code, Finding, bad_annotation, clip
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Service, ServicePortSpec
 from pointsman.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     IPVS_SCHEDULER_ANNOTATION,
     MAX_AFFINITY_SECONDS,
+    MAX_TCP_TIMEOUT_SECONDS,
+    MAX_UDP_TIMEOUT_SECONDS,
+    NO_TIMEOUTS,
     SOURCE_RANGES_ANNOTATION,
+    TCP_TIMEOUT_ANNOTATION,
     UDP_DRAINING_ANNOTATION,
+    UDP_TIMEOUT_ANNOTATION,
+    FlowTimeouts,
     Protocol,
     ServicePort,
     ServicePortName,
@@ -137,6 +143,7 @@ def _parse_settings(
         balancing=parse_balancing_request(meta, findings),
         port_count=len(spec.ports or ()),
         keep_draining_udp=_parse_udp_draining(service, findings),
+        flow_timeouts=_parse_flow_timeouts(service, findings),
         external_ips_ignored=addresses.external_ips_ignored,
     )
 
@@ -288,6 +295,25 @@ def _parse_udp_draining(service: Service, findings: list[Finding]) -> bool:
     if text not in (None, "keep"):
         findings.append(bad_annotation(UDP_DRAINING_ANNOTATION, text, "keep"))
     return text == "keep"
+
+
+def _parse_flow_timeouts(service: Service, findings: list[Finding]) -> FlowTimeouts:
+    if not service.metadata.annotations:
+        return NO_TIMEOUTS
+    udp = _parse_timeout(service, UDP_TIMEOUT_ANNOTATION, MAX_UDP_TIMEOUT_SECONDS, findings)
+    tcp = _parse_timeout(service, TCP_TIMEOUT_ANNOTATION, MAX_TCP_TIMEOUT_SECONDS, findings)
+    return FlowTimeouts(udp, tcp) if udp or tcp else NO_TIMEOUTS
+
+
+def _parse_timeout(service: Service, annotation: str, limit: int, findings: list[Finding]) -> int:
+    text = service.metadata.annotation(annotation)
+    if text is None:
+        return 0
+    seconds = parse_seconds(text, limit)
+    if not seconds:
+        expected = f"a time from 1s to {limit // 3600}h, such as 5s, 2m or 1h"
+        findings.append(bad_annotation(annotation, text, expected))
+    return seconds or 0
 
 
 def _parse_health_check_node_port(service: Service, findings: list[Finding]) -> int:

@@ -318,6 +318,7 @@ CONDITION_TYPES = (
         "the kernel has what some Service asks for",
         "nothing",
         {
+            "FlowTimeoutsMissing": "remove the annotation, or use a kernel with CONFIG_NF_CONNTRACK_TIMEOUT",
             "HashMissing": "load nft_hash, or remove the annotation",
             "SchedulerMissing": "load the modules that the message names",
         },

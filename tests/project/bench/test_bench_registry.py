@@ -25,6 +25,7 @@ SMALLEST: Mapping[str, str] = {
     "latency": "--size 10x2 --loads 20:10,0:20",
     "start": "--size 10x2",
     "conntrack": "--flows 100 --services 10",
+    "dns": "--rate 100 --seconds 2",
     "schedulers": "--size 10x2 --users 0,2 --changes 3",
     "balancing": "",
     "commands": "--services 10 --runs 1",

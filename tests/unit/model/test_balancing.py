@@ -229,6 +229,38 @@ def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:
     assert plan(port, A, B).findings == ()
 
 
+UDP_SECONDS, TCP_SECONDS = {"udp-timeout": "5s"}, {"tcp-established-timeout": "2h"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "protocol", "number", "seconds"),
+    [
+        ({}, "UDP", 80, 0),
+        ({}, "UDP", 53, 7),
+        ({}, "TCP", 53, 0),
+        (UDP_SECONDS, "UDP", 53, 5),
+        (UDP_SECONDS, "UDP", 80, 5),
+        (UDP_SECONDS, "TCP", 80, 0),
+        (TCP_SECONDS, "TCP", 80, 7200),
+        (UDP_SECONDS | TCP_SECONDS, "SCTP", 80, 0),
+    ],
+)
+def test_a_flow_timeout_is_that_of_the_protocol_and_dns_has_a_default(
+    annotations: dict[str, str], protocol: str, number: int, seconds: int
+) -> None:
+    port, _ = asked(annotations, ports=[{"port": number, "protocol": protocol}])
+    made = plan(port, A, node_context=context(balancing=BalancingDefaults(dns_timeout=7)))
+    assert (made.flow_timeout, made.findings) == (seconds, ())
+
+
+def test_a_mode_without_flow_timeouts_says_so() -> None:
+    port, _ = asked(UDP_SECONDS, ports=[{"port": 53, "protocol": "UDP"}])
+    defaults = BalancingDefaults(dns_timeout=7, capabilities=Capabilities())
+    made = plan(port, A, node_context=context(balancing=defaults))
+    assert [finding.code.value for finding in made.findings] == ["FlowTimeoutNotPossible"]
+    assert made.flow_timeout == 0
+
+
 def test_session_affinity_leaves_the_port_out_of_the_hash() -> None:
     port, _ = asked({"scheduler": "source-port-hash"}, sessionAffinity="ClientIP")
     made = plan(port, A, B)

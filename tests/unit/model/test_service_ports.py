@@ -9,7 +9,7 @@ from tests.factory import packed, service
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code
 from pointsman.model.objects import Service
-from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.model.service import FlowTimeouts, Protocol, ServicePort, ServicePortName
 from pointsman.model.service_parsing import find_skip_reason, parse_service_ports
 
 
@@ -140,6 +140,28 @@ def test_only_udp_flows_can_be_kept_on_terminating_endpoints(
     asking = service(metadata={"annotations": annotations}, ports=[{"port": 53, "protocol": protocol}])
     ports, findings, _ = parse_service_ports(asking, Family.IPV4)
     assert [port.keeps_draining for port in ports.values()] == [keeps]
+    assert [finding.code.value for finding in findings] == reasons
+
+
+@pytest.mark.parametrize(
+    ("annotations", "timeouts", "reasons"),
+    [
+        ({}, (0, 0), []),
+        ({"udp-timeout": "5s"}, (5, 0), []),
+        ({"udp-timeout": "2m", "tcp-established-timeout": "2h"}, (120, 7200), []),
+        ({"udp-timeout": "1h", "tcp-established-timeout": "120h"}, (3600, 432000), []),
+        ({"udp-timeout": "2h", "tcp-established-timeout": "121h"}, (0, 0), ["BadAnnotation"] * 2),
+        ({"udp-timeout": "0s"}, (0, 0), ["BadAnnotation"]),
+        ({"udp-timeout": "5"}, (0, 0), ["BadAnnotation"]),
+    ],
+)
+def test_timeouts_of_flows_are_bounded(
+    annotations: dict[str, str], timeouts: tuple[int, int], reasons: list[str]
+) -> None:
+    named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
+    ports, findings, _ = parse_service_ports(service(metadata={"annotations": named}), Family.IPV4)
+    (port,) = ports.values()
+    assert port.service.flow_timeouts == FlowTimeouts(*timeouts)
     assert [finding.code.value for finding in findings] == reasons
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,7 +21,7 @@ from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.balancers import build_marked_goto, build_short_circuit
 from pointsman.backends.nftables.clauses import build_rule
 from pointsman.backends.nftables.fields import Field, find_traits
-from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.backends.nftables.schema import Chain, FlowTimeout, SetSpec
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -55,7 +56,7 @@ def compute_digest(name: ServicePortName) -> str:
 
 
 def build_affinity_chains(
-    plan: ServicePlan, context: NodeContext, label: str, *, counters: bool
+    plan: ServicePlan, context: NodeContext, label: str, timeout: FlowTimeout | None, *, counters: bool
 ) -> AffinityChains:
     """Everything for one service port; endpoint chains first, then views, then the external entry."""
     port = plan.port
@@ -74,7 +75,11 @@ def build_affinity_chains(
         name = names[where] = _compute_digest(*identity, str(endpoint))
         comment = userdata.make_printable(f"{label} to {endpoint}")
         sets.append(schema.build_affinity_set(_SET_PREFIX + name, comment))
-        chains.append(_build_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
+        statements = [
+            *([c.COUNTER] if counters else []),
+            *([c.set_flow_timeout(timeout.name)] if timeout else []),
+        ]
+        chains.append(_build_endpoint_chain(plan, endpoint, name, comment, context, statements))
         reached.append((chains[-1].name, str(endpoint)))
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
@@ -93,16 +98,21 @@ def build_affinity_chains(
 
 
 def _build_endpoint_chain(
-    plan: ServicePlan, endpoint: Endpoint, name: str, comment: str, context: NodeContext, *, counters: bool
+    plan: ServicePlan,
+    endpoint: Endpoint,
+    name: str,
+    comment: str,
+    context: NodeContext,
+    statements: Sequence[c.Clause],
 ) -> Chain:
+    """Return the chain that remembers the client, runs the statements and redirects."""
     traits = find_traits(context.family)
     redirect = c.redirect_to(endpoint.address, endpoint.port, traits)
-    count = (c.COUNTER,) if counters else ()
     return Chain(
         f"endpoint-{name}",
         (
             build_rule(c.remember_source(_SET_PREFIX + name, plan.port.service.affinity_seconds, traits)),
-            build_rule(c.match_protocol(plan.port.protocol), *count, redirect),
+            build_rule(c.match_protocol(plan.port.protocol), *statements, redirect),
         ),
         comment,
     )

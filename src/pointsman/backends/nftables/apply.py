@@ -29,7 +29,13 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.fields import FamilyTraits, find_traits
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.preflight import HashSupport, lacks_hash
+from pointsman.backends.nftables.preflight import (
+    build_hash_feature,
+    build_timeout_feature,
+    find_missing_features,
+    lacks_hash,
+    lacks_timeouts,
+)
 from pointsman.backends.nftables.reader import KernelTable
 from pointsman.backends.nftables.table_socket import (
     TableSocket,
@@ -63,6 +69,7 @@ class NftablesBackend(Backend):
         service_metrics: bool = False,
         commits: CommitLog | None = None,
         lacks_hash: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_hash,
+        lacks_timeouts: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_timeouts,
     ) -> None:
         self.family = family
         self._counters = service_metrics
@@ -71,7 +78,11 @@ class NftablesBackend(Backend):
         log = commits or CommitLog()
         self._kernel = TableSocket(find_traits(family), log)
         self._drift_check = DriftCheck(log)
-        self._hashes = HashSupport(lambda: lacks_hash(self._kernel.get_socket(), find_traits(family)))
+        traits = find_traits(family)
+        self._features = (
+            build_hash_feature(lambda: lacks_hash(self._kernel.get_socket(), traits)),
+            build_timeout_feature(lambda: lacks_timeouts(self._kernel.get_socket(), traits)),
+        )
         self._totals = ConnectionTotals()
 
     # --- the contract ---------------------------------------------------------------------------------------
@@ -100,7 +111,7 @@ class NftablesBackend(Backend):
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._hashes.remove_unsupported(plan) for name, plan in asked.items()},
+            {name: self._remove_unsupported(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
@@ -123,7 +134,8 @@ class NftablesBackend(Backend):
             self.traffic()
         generation = self._kernel.get_socket().read_generation()
         table = self._kernel.open_reader().read_table()
-        self._hashes.check(request.plans, again=True)
+        for feature in self._features:
+            feature.check(request.plans, again=True)
         rejected: dict[ServicePortName, str] = {}
         with _pause_gc():
             fragments = self._compile(request, request.plans, self._contents, rejected)
@@ -170,7 +182,8 @@ class NftablesBackend(Backend):
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        self._hashes.check(request.changed)
+        for feature in self._features:
+            feature.check(request.changed)
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         updates: dict[ServicePortName, Fragment | None] = dict.fromkeys(request.changed)
         updates |= self._compile(request, present, contents, rejected)
@@ -240,8 +253,13 @@ class NftablesBackend(Backend):
             batch_bytes=size,
             drift=drift,
             corrected=corrected,
-            conditions=self._hashes.conditions,
+            conditions=find_missing_features(self._features),
         )
+
+    def _remove_unsupported(self, plan: ServicePlan) -> ServicePlan:
+        for feature in self._features:
+            plan = feature.remove_unsupported(plan)
+        return plan
 
     def _compile(
         self,
@@ -255,7 +273,7 @@ class NftablesBackend(Backend):
         held = committed.fragments if committed is not None and is_current else {}
 
         def compile_one(plan: ServicePlan) -> Fragment:
-            wanted, previous = self._hashes.remove_unsupported(plan), held.get(plan.name)
+            wanted, previous = self._remove_unsupported(plan), held.get(plan.name)
             if previous is not None and previous.plan == wanted:
                 return previous
             return compile_fragment(wanted, request.context, previous, counters=self._counters)
@@ -283,10 +301,12 @@ def _build_full_batches(contents: Contents, table: KernelTable | None) -> Iterat
     if can_be_filled(contents, table):
         chains = {chain.name for chain in contents.list_chains()}
         sets = {spec.name for spec in contents.list_sets()}
+        timeouts = {timeout.name for timeout in contents.timeouts}
         yield contents.build_full_batch(
             replace=False,
             update=True,
             stale_chains=sorted(table.chains.keys() - chains),
             stale_sets=sorted(table.sets.keys() - sets),
+            stale_timeouts=sorted(table.timeouts.keys() - timeouts),
         )
     yield contents.build_full_batch(replace=True, update=False)

@@ -7,6 +7,7 @@
 | local-lb-N-of-M           | the same, policy Local, N of M endpoints on the node | pods and node to lb-M, others local   |
 | nodeport-(the three)      | node ports                                           | the same, looked up by protocol, port |
 | hash-(all of them)        | Services with a source hash                          | the slot is drawn by the client       |
+| udp-timeout-S-(all)       | Services with a timeout for their flows              | set it, goto the chain without it     |
 
 Two more are made where they are used, for Services that want connections to gone endpoints reset: `reset-chain` refuses
 at frontends without endpoints, `reset-known-chain` stays silent to new clients only (policy Local, none here).
@@ -24,7 +25,7 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.clauses import Rule, build_rule
 from pointsman.backends.nftables.fields import Field, find_traits
-from pointsman.backends.nftables.schema import Chain
+from pointsman.backends.nftables.schema import Chain, FlowTimeout
 from pointsman.model.node_context import NodeContext
 
 
@@ -67,6 +68,8 @@ class Balancer(NamedTuple):
     cluster_size: int = 0
     """LOCAL only: slots for pods and the node itself, who are not bound by the policy."""
     pick: Pick = Pick.RANDOM
+    timeout: FlowTimeout | None = None
+    """Of the flows of the Service."""
 
     @property
     def name(self) -> str:
@@ -74,6 +77,8 @@ class Balancer(NamedTuple):
 
     def find_next(self) -> Balancer | None:
         """The balancer this one hands over to."""
+        if self.timeout is not None:
+            return self._replace(timeout=None)
         if self.flavour is Flavour.PLAIN or self.flavour.refuses:
             return None
         size = self.size if self.flavour is Flavour.MASQUERADE else self.cluster_size
@@ -101,10 +106,19 @@ def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
             wanted.add(balancer._replace(size=balancer.size + 1))
             if balancer.size > 1:
                 wanted.add(balancer._replace(size=balancer.size - 1))
-    return wanted | {further for balancer in wanted if (further := balancer.find_next()) is not None}
+    return {needed for balancer in wanted for needed in list_needed(balancer)}
 
 
-_NAME = re.compile(r"(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)|reset-(known-)?chain")
+@functools.lru_cache(maxsize=4096)
+def list_needed(balancer: Balancer) -> tuple[Balancer, ...]:
+    """Return the balancer, and all that packets are handed over to."""
+    further = balancer.find_next()
+    return (balancer,) if further is None else (balancer, *list_needed(further))
+
+
+_NAME = re.compile(
+    r"((udp|tcp)-timeout-\d+-)?(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)|reset-(known-)?chain"
+)
 
 
 def is_balancer_name(chain: str) -> bool:
@@ -115,6 +129,8 @@ def is_balancer_name(chain: str) -> bool:
 def _format_name(balancer: Balancer) -> str:
     if balancer.flavour.refuses:
         return balancer.flavour.value
+    if balancer.timeout is not None:
+        return f"{balancer.timeout.name}-{balancer._replace(timeout=None).name}"
     name = f"{balancer.pick.value}{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
     return f"{name}-of-{balancer.cluster_size}" if balancer.flavour is Flavour.LOCAL else name
 
@@ -128,6 +144,9 @@ def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
     further = balancer.find_next()
     if further is None:
         return Chain(balancer.name, (_build_pick_rule(balancer, context, local=False),))
+    if balancer.timeout is not None:
+        set_timeout = c.set_flow_timeout(balancer.timeout.name)
+        return Chain(balancer.name, (build_rule(set_timeout, c.goto(further.name)),))
     if balancer.flavour is Flavour.MASQUERADE:
         return Chain(balancer.name, (build_marked_goto(context, further.name),))
     rules = list(build_short_circuit(context, further.name))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pointsman.backends.nftables import encode, text
 from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Element, Slots
-from pointsman.backends.nftables.schema import TABLE, Chain, SetSpec
+from pointsman.backends.nftables.schema import TABLE, Chain, FlowTimeout, SetSpec
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message
 from pointsman.kernel.nfnl import build_nftables_message
@@ -89,6 +89,16 @@ class Steps:
         body = encode.name_object(nf.NFTA_SET_NAME, name)
         return self._build("delete", BatchItem(f"set {name}", name), nf.NFT_MSG_DELSET, body)
 
+    def add_timeout(self, timeout: FlowTimeout) -> Step:
+        """Create the object of a timeout unless it is there."""
+        body = encode.encode_timeout(timeout, self._traits)
+        return self._add(_describe_timeout(timeout.name), nf.NFT_MSG_NEWOBJ, body)
+
+    def delete_timeout(self, name: str) -> Step:
+        """Remove the object of a timeout that no rule refers to; flows that have it get the kernel's timeouts."""
+        body = encode.name_timeout(name)
+        return self._build("delete", _describe_timeout(name), nf.NFT_MSG_DELOBJ, body)
+
     def add_chain(self, chain: Chain) -> Step:
         """Create a chain, without rules, unless it is there."""
         about = BatchItem(f"chain {chain.name}", chain.name)
@@ -116,6 +126,10 @@ def _find_keys(operation: ElementOperation) -> Iterator[bytes]:
     if isinstance(operation, AddElements):
         return (element.key for element, _ in operation.entries)
     return (key for key, _ in operation.entries)
+
+
+def _describe_timeout(name: str) -> BatchItem:
+    return BatchItem(f"ct timeout {name}", name)
 
 
 def _describe_set(spec: SetSpec) -> BatchItem:

@@ -11,6 +11,7 @@ from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, Dele
 from pointsman.backends.nftables.contents import Contents, compute_balancer_order
 from pointsman.backends.nftables.fields import pack_slot_numbers
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
+from pointsman.backends.nftables.schema import FlowTimeout
 from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
@@ -28,6 +29,7 @@ class Change:
         self._shared: Counter[Element] = Counter()
         self._balancers: Counter[Balancer] = Counter()
         self._verdicts: Counter[str] = Counter()
+        self._timeouts: Counter[FlowTimeout] = Counter()
         self._add: dict[str, list[tuple[Element, str]]] = {}
         self._add_slots: dict[str, list[tuple[bytes, bytes]]] = {}
         self._delete: dict[str, list[tuple[bytes, bytes]]] = {}
@@ -37,6 +39,7 @@ class Change:
             self._compare(contents.fragments.get(name, _EMPTY), fragment or _EMPTY)
         self._count_shared()
         self._created, self._removed = self._choose_balancers()
+        self._timeouts_after = self._find_timeouts()
         self.batch = self._build_batch()
 
     def _compare(self, old: Fragment, new: Fragment) -> None:
@@ -58,6 +61,9 @@ class Change:
         if old.balancers != new.balancers:
             self._balancers.update(new.balancers)
             self._balancers.subtract(old.balancers)
+        if old.timeout != new.timeout:
+            self._timeouts.update([new.timeout] if new.timeout else [])
+            self._timeouts.subtract([old.timeout] if old.timeout else [])
         if old.pools != new.pools:
             self._compare_pools(old.pools, new.pools)
         if old.chains != new.chains or old.sets != new.sets:
@@ -122,13 +128,25 @@ class Change:
         in_use = contents.present - idle | new
         return created, idle - add_spares(in_use)
 
+    def _find_timeouts(self) -> set[FlowTimeout]:
+        """Return the timeouts that rules refer to after the change."""
+        contents = self._contents
+        if not self._timeouts and not (self._removed and contents.timeouts):
+            return contents.timeouts
+        users = contents.timeout_users
+        used = {one for one in users.keys() | self._timeouts.keys() if users[one] + self._timeouts[one] > 0}
+        present = (contents.present | self._created) - self._removed
+        return used | {balancer.timeout for balancer in present if balancer.timeout is not None}
+
     def _build_batch(self) -> Batch:
         contents = self._contents
         steps = contents.steps
         created = self._created
         removed = self._removed
         chains = contents.build_balancer_chains(created)
-        operations: list[Operation] = [steps.add_chain(chain) for chain in chains]
+        before, after = contents.timeouts, self._timeouts_after
+        operations: list[Operation] = [steps.add_timeout(one) for one in sorted(after - before)]
+        operations += [steps.add_chain(chain) for chain in chains]
         for chain in chains:
             operations += steps.add_rules(chain)
         operations += self._operations
@@ -141,6 +159,7 @@ class Change:
         names = [b.name for b in sorted(removed, key=compute_balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
+        operations += [steps.delete_timeout(one.name) for one in sorted(before - after)]
         return Batch(contents.traits, operations)
 
     def apply(self) -> None:
@@ -158,6 +177,8 @@ class Change:
         _add_counts(contents.shared, self._shared)
         _add_counts(contents.balancers, self._balancers)
         _add_counts(contents.verdicts, self._verdicts)
+        _add_counts(contents.timeout_users, self._timeouts)
+        contents.timeouts = self._timeouts_after
         contents.present |= self._created
         contents.forget_balancers(self._removed)
         for added in (self._add, self._add_slots):

@@ -104,6 +104,18 @@ def _compare_sets(contents: Contents, table: KernelTable, owners: Owners) -> Ite
         yield Difference(f"{kind} {name}", "", PRESENT)
 
 
+def _compare_timeouts(contents: Contents, table: KernelTable, *, with_unused: bool) -> Iterator[Difference]:
+    """Yield missing, changed and added timeouts; those of unused balancer chains count only `with_unused`."""
+    wanted = {timeout.name: timeout for timeout in contents.timeouts}
+    for name, timeout in wanted.items():
+        held = table.timeouts.get(name)
+        if held is None or not held.has_policy_of(timeout):
+            yield Difference(f"ct timeout {name}", f"{timeout.seconds} s", "another policy" if held else "")
+    if with_unused:
+        for name in sorted(table.timeouts.keys() - wanted.keys()):
+            yield Difference(f"ct timeout {name}", "", PRESENT)
+
+
 def _compare_counts(contents: Contents, table: KernelTable) -> Iterator[Difference]:
     """Yield chains and sets of another size than after our last commit."""
     for name, uses in _compute_uses(contents).items():
@@ -147,6 +159,11 @@ def can_be_filled(contents: Contents, table: KernelTable) -> bool:
         table.head.comment == contents.comment
         and all(_is_same_hook(held, hooks[name]) for name, held in table.chains.items() if name in hooks)
         and all(held.shape == shapes[name] for name, held in table.sets.items() if name in shapes)
+        and all(
+            table.timeouts[one.name].has_policy_of(one)
+            for one in contents.timeouts
+            if one.name in table.timeouts
+        )
     )
 
 
@@ -297,6 +314,7 @@ class DriftCheck:
             _compare_flags(contents, table.head),
             _compare_chains(contents, table, owners, with_unused=True),
             _compare_sets(contents, table, owners),
+            _compare_timeouts(contents, table, with_unused=True),
             _compare_counts(contents, table),
             self._compare_catch_alls(contents, reader, owners),
             self._compare_rules(contents, reader, owners),
@@ -390,6 +408,7 @@ def _compare_all(
         return
     owners = Owners(contents.fragments)
     yield from _compare_sets(contents, table, owners)
+    yield from _compare_timeouts(contents, table, with_unused=False)
     yield from _compare_chains(contents, table, owners, with_unused=False)
     listed = reader.read_rules()
     for chain in contents.list_chains():

@@ -296,6 +296,18 @@ MASQUERADE = Clause(
 COUNTER = Clause("counter", w.expression("counter"))
 
 
+def set_flow_timeout(name: str) -> Clause:
+    """Give the flow of a first packet the policy of this object."""
+    return Clause(
+        f'ct timeout set "{name}"',
+        w.expression(
+            "objref",
+            u32be(nf.NFTA_OBJREF_IMM_TYPE, nf.NFT_OBJECT_CT_TIMEOUT),
+            text(nf.NFTA_OBJREF_IMM_NAME, name),
+        ),
+    )
+
+
 def reject(traits: FamilyTraits) -> Clause:
     return Clause(
         "reject",

@@ -13,12 +13,13 @@ from pointsman.backends.nftables.balancers import (
     Balancer,
     Flavour,
     Pick,
+    list_needed,
     shared_balancer,
 )
 from pointsman.backends.nftables.clauses import build_rule
 from pointsman.backends.nftables.fields import find_traits, pack_port, pack_protocol
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrange_slots
-from pointsman.backends.nftables.schema import Chain
+from pointsman.backends.nftables.schema import Chain, FlowTimeout
 from pointsman.model.balancing import Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
@@ -51,13 +52,14 @@ class _Compilation:
         self._pools: list[Pool] = []
         self._guards: list[Chain] = []
         self._balancers: dict[Balancer, None] = {}
+        self._timeout = FlowTimeout(plan.port.protocol, plan.flow_timeout) if plan.flow_timeout else None
         self._pick = _PICKS.get(plan.balancing.scheduler, Pick.RANDOM) if plan.balancing else Pick.RANDOM
         self._cluster = _pack_endpoints(assign_slots(plan.endpoints.cluster, plan.balancing))
         local = plan.endpoints.local if plan.port.uses_local_endpoints else ()
         self._local = _pack_endpoints(assign_slots(local, plan.balancing))
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
-            build_affinity_chains(plan, context, self._label, counters=counters)
+            build_affinity_chains(plan, context, self._label, self._timeout, counters=counters)
             if plan.port.service.affinity_seconds and plan.endpoints.has_any and self._pick is Pick.RANDOM
             else None
         )
@@ -74,6 +76,7 @@ class _Compilation:
             chains=(*(self._affinity.chains if self._affinity else ()), *self._guards),
             sets=self._affinity.sets if self._affinity else (),
             endpoint_chains=self._affinity.endpoints if self._affinity else (),
+            timeout=self._timeout,
             plan=self._plan,
         )
 
@@ -122,14 +125,16 @@ class _Compilation:
         local = schema.LOCAL_NODEPORT_ENDPOINTS if on_node else schema.LOCAL_ENDPOINTS
         self._add_pool(local, key, self._local)
         return self._use(
-            shared_balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick)
+            shared_balancer(
+                Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick, self._timeout
+            )
         )
 
     def _add_balanced_pool(
         self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]
     ) -> str:
         self._add_pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
-        return self._use(shared_balancer(flavour, on_node, len(endpoints), pick=self._pick))
+        return self._use(shared_balancer(flavour, on_node, len(endpoints), 0, self._pick, self._timeout))
 
     def _add_pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
         if not endpoints:
@@ -139,10 +144,7 @@ class _Compilation:
         self._pools.append(Pool.from_slots(where, prefix, endpoints))
 
     def _use(self, balancer: Balancer) -> str:
-        self._balancers[balancer] = None
-        further = balancer.find_next()
-        if further is not None:
-            self._balancers[further] = None
+        self._balancers |= dict.fromkeys(list_needed(balancer))
         return balancer.name
 
     def _restrict(self, key: bytes, frontend: Frontend) -> None:

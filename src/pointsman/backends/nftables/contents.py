@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.nftables import schema, text
-from pointsman.backends.nftables.balancers import Balancer, add_spares, build_balancer_chain
+from pointsman.backends.nftables.balancers import (
+    Balancer,
+    add_spares,
+    build_balancer_chain,
+    list_needed,
+)
 from pointsman.backends.nftables.batch import (
     AddElements,
     AddSlots,
@@ -16,7 +21,7 @@ from pointsman.backends.nftables.batch import (
 )
 from pointsman.backends.nftables.fields import SLOT_LENGTH, find_traits, unpack_slot_number
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, Slots
-from pointsman.backends.nftables.schema import Chain, Data, SetSpec
+from pointsman.backends.nftables.schema import Chain, Data, FlowTimeout, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 
@@ -37,6 +42,10 @@ class Contents:
         self.balancers: Counter[Balancer] = Counter()
         self.present: set[Balancer] = set()
         """Balancer chains in the table: those in use and some spare ones."""
+        self.timeout_users: Counter[FlowTimeout] = Counter()
+        """How many service ports have each timeout."""
+        self.timeouts: set[FlowTimeout] = set()
+        """Their objects in the table, and those of balancer chains that are not in use."""
         self.verdicts: Counter[str] = Counter()
         """How many elements lead to each chain."""
         self.counts: Counter[str] = Counter()
@@ -54,6 +63,8 @@ class Contents:
         self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
         self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
         self.present = add_spares(self.balancers)
+        self.timeout_users = Counter(f.timeout for f in fragments.values() if f.timeout)
+        self.timeouts = {*self.timeout_users}
         self.verdicts = Counter(
             e.chain for fragment in fragments.values() for e in fragment.elements if e.chain
         )
@@ -135,7 +146,13 @@ class Contents:
         return {name: self.counts[name] for name in self.sets}
 
     def build_full_batch(
-        self, *, replace: bool, update: bool, stale_chains: Sequence[str] = (), stale_sets: Sequence[str] = ()
+        self,
+        *,
+        replace: bool,
+        update: bool,
+        stale_chains: Sequence[str] = (),
+        stale_sets: Sequence[str] = (),
+        stale_timeouts: Sequence[str] = (),
     ) -> Batch:
         """Everything in one transaction.
 
@@ -153,6 +170,8 @@ class Contents:
             operations += [steps.flush_set(spec) for spec in self.sets.values()]
             operations += [steps.delete_set(name) for name in stale_sets]
             operations += [steps.delete_chain(name) for name in stale_chains]
+            operations += [steps.delete_timeout(name) for name in stale_timeouts]
+        operations += [steps.add_timeout(timeout) for timeout in sorted(self.timeouts)]
         operations += [steps.add_set(spec) for spec in self.list_sets()]
         operations += [steps.add_chain(chain) for chain in chains]
         for chain in chains:
@@ -179,13 +198,18 @@ class Contents:
             else:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
                 members[name] = [text.format_element(e, label, spec, traits) for e, label in ordered]
-        return text.render_table(traits, self.comment, self.list_sets(), members, self.list_chains())
+        return text.render_table(
+            traits, self.comment, sorted(self.timeouts), self.list_sets(), members, self.list_chains()
+        )
 
 
-def compute_balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
-    plain_first = 0 if balancer.find_next() is None else 1
+def compute_balancer_order(
+    balancer: Balancer,
+) -> tuple[int, tuple[FlowTimeout, ...], str, bool, str, int, int]:
+    """Return a key that sorts a balancer behind those that it needs."""
     return (
-        plain_first,
+        len(list_needed(balancer)),
+        () if balancer.timeout is None else (balancer.timeout,),
         balancer.pick.value,
         balancer.node_port,
         balancer.flavour.value,

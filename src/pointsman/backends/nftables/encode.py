@@ -16,11 +16,12 @@ from pointsman.backends.nftables.schema import (
     TABLE,
     Chain,
     Data,
+    FlowTimeout,
     SetSpec,
     compute_set_shape,
 )
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u32be
+from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u8, u32be
 
 _BYTES_PER_MESSAGE = 60_000
 """An attribute, here the list of elements, cannot exceed 64 KB."""
@@ -35,7 +36,7 @@ TABLE_NAME = pack_table_name()
 
 
 def name_object(kind: int, name: str) -> bytes:
-    """Return the body that names a chain or set, or what belongs to it."""
+    """Return the body that names a chain, set or object, or what belongs to it."""
     return TABLE_NAME + text(kind, name)
 
 
@@ -94,6 +95,32 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
     if spec.counter:
         parts.append(nested(nf.NFTA_SET_EXPR, text(nf.NFTA_EXPR_NAME, "counter")))
     return b"".join(parts)
+
+
+_TIMEOUT_STATES = {
+    "established": nf.CTA_TIMEOUT_TCP_ESTABLISHED,
+    "unreplied": nf.CTA_TIMEOUT_UDP_UNREPLIED,
+    "replied": nf.CTA_TIMEOUT_UDP_REPLIED,
+}
+
+
+def encode_timeout_policy(timeout: FlowTimeout) -> dict[int, bytes]:
+    """Return the attributes of the states that a policy sets."""
+    return {_TIMEOUT_STATES[state]: struct.pack(">I", seconds) for state, seconds in timeout.policy.items()}
+
+
+def name_timeout(name: str) -> bytes:
+    return name_object(nf.NFTA_OBJ_NAME, name) + u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
+
+
+def encode_timeout(timeout: FlowTimeout, traits: FamilyTraits) -> bytes:
+    policy = (attribute(state, value) for state, value in encode_timeout_policy(timeout).items())
+    return name_timeout(timeout.name) + nested(
+        nf.NFTA_OBJ_DATA,
+        attribute(nf.NFTA_CT_TIMEOUT_L3PROTO, struct.pack(">H", traits.nfproto)),
+        u8(nf.NFTA_CT_TIMEOUT_L4PROTO, timeout.protocol.value),
+        nested(nf.NFTA_CT_TIMEOUT_DATA, *policy),
+    )
 
 
 # --- elements -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.backends.nftables.balancers import Balancer, Pick
 from pointsman.backends.nftables.fields import SLOT_LENGTH, pack_slot_numbers
-from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.backends.nftables.schema import Chain, FlowTimeout, SetSpec
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
@@ -88,6 +88,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Session affinity only: one set of clients per endpoint."""
     endpoint_chains: tuple[tuple[str, str], ...] = ()
     """Session affinity only: the chain that leads to each endpoint (`ip:port`)."""
+    timeout: FlowTimeout | None = None
+    """Of its flows; the object in the table is shared."""
     plan: ServicePlan | None = None
     """Made from this plan."""
 

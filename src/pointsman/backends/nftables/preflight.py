@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
 from pointsman.backends.nftables.fields import FamilyTraits, Field, find_traits
-from pointsman.backends.nftables.schema import Chain, Hook, HookPoint, SetSpec
+from pointsman.backends.nftables.schema import Chain, FlowTimeout, Hook, HookPoint, SetSpec
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
@@ -28,11 +28,6 @@ OLDEST_KERNEL = (5, 13)
 SKIP_VERSION_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 _SCRATCH_TABLE = "pointsman-preflight"
-_NO_HASH = Condition.false(
-    "KernelFeatures",
-    "HashMissing",
-    "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
-)
 
 
 class Checker(typing.Protocol):
@@ -94,6 +89,15 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
     return _find_fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
 
 
+def lacks_timeouts(socket: Checker, traits: FamilyTraits) -> bool:
+    """Whether the kernel has no timeouts of its own for flows (CONFIG_NF_CONNTRACK_TIMEOUT), which only some Services ask for."""
+    timeout = FlowTimeout(Protocol.UDP, 1)
+    chain = Chain("preflight", (c.build_rule(c.set_flow_timeout(timeout.name)),))
+    steps = Steps(traits)
+    table = [steps.add_table("preflight"), steps.add_timeout(timeout), steps.add_chain(chain)]
+    return _find_fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
+
+
 def find_version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
     """kube-proxy's rule: distributions that ported everything back set the variable."""
     if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < parse_kernel_version(release) < OLDEST_KERNEL:
@@ -141,36 +145,73 @@ def _build_probes(traits: FamilyTraits) -> Iterator[tuple[str, list[Operation]]]
     )
 
 
-class HashSupport:
-    """Service ports that ask for a hash which this kernel lacks; they are balanced at random."""
+class OptionalFeature:
+    """Service ports that ask for something that this kernel lacks; they are served without it."""
 
-    def __init__(self, lacks_hash: Callable[[], bool]) -> None:
-        self._lacks_hash = lacks_hash
+    def __init__(
+        self,
+        is_lacking: Callable[[], bool],
+        needs: Callable[[ServicePlan], bool],
+        remove: Callable[[ServicePlan], ServicePlan],
+        reason: str,
+        message: str,
+    ) -> None:
+        self._is_lacking, self._needs, self._remove = is_lacking, needs, remove
+        self.reason, self.message = reason, message
         self._is_missing: bool | None = None
-        """None until a Service asks for a hash."""
-        self._unhashed: set[ServicePortName] = set()
+        """None until a Service asks for it."""
+        self._without: set[ServicePortName] = set()
 
     def check(self, plans: Mapping[ServicePortName, ServicePlan | None], *, again: bool = False) -> None:
-        """Record which plans ask for a missing hash; raises KernelError when that cannot be found out now.
+        """Record which plans ask for it although it is missing; raises KernelError when that cannot be found out now.
 
         With `again`, these are all plans, and what was missing may be there by now.
         """
         if again:
             self._is_missing = self._is_missing and None
-            self._unhashed.clear()
+            self._without.clear()
         for name, plan in plans.items():
-            self._unhashed.discard(name)
-            if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
+            self._without.discard(name)
+            if plan is None or not self._needs(plan):
                 continue
             if self._is_missing is None:
-                self._is_missing = self._lacks_hash()
+                self._is_missing = self._is_lacking()
             if self._is_missing:
-                self._unhashed.add(name)
+                self._without.add(name)
 
     def remove_unsupported(self, plan: ServicePlan) -> ServicePlan:
-        """Return the plan, with random balancing where it asks for a missing hash."""
-        return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
+        """Return the plan, without the feature where the kernel lacks it."""
+        return self._remove(plan) if plan.name in self._without else plan
 
     @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return (_NO_HASH,) if self._unhashed else ()
+    def is_missed(self) -> bool:
+        return bool(self._without)
+
+
+def find_missing_features(features: Iterable[OptionalFeature]) -> tuple[Condition, ...]:
+    """Return one condition about everything missing that some Service asks for."""
+    missed = [feature for feature in features if feature.is_missed]
+    if not missed:
+        return ()
+    message = "; ".join(feature.message for feature in missed)
+    return (Condition.false("KernelFeatures", missed[0].reason, message),)
+
+
+def build_hash_feature(is_lacking: Callable[[], bool]) -> OptionalFeature:
+    return OptionalFeature(
+        is_lacking,
+        lambda plan: plan.balancing is not None and plan.balancing.scheduler.is_hash,
+        lambda plan: msgspec.structs.replace(plan, balancing=None),
+        "HashMissing",
+        "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
+    )
+
+
+def build_timeout_feature(is_lacking: Callable[[], bool]) -> OptionalFeature:
+    return OptionalFeature(
+        is_lacking,
+        lambda plan: bool(plan.flow_timeout),
+        lambda plan: msgspec.structs.replace(plan, flow_timeout=0),
+        "FlowTimeoutsMissing",
+        "the kernel lacks CONFIG_NF_CONNTRACK_TIMEOUT: flows of Services that ask for a timeout expire as others do",
+    )

@@ -11,7 +11,7 @@ from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import parse_packets
 from pointsman.backends.nftables.fields import FamilyTraits
-from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetShape, SetSpec
+from pointsman.backends.nftables.schema import TABLE, Data, FlowTimeout, Hook, SetShape, SetSpec
 from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
@@ -49,6 +49,19 @@ class KernelChain(NamedTuple):
     hook: Hook | None
 
 
+class KernelTimeout(NamedTuple):
+    """A policy of connection tracking."""
+
+    protocol: int
+    policy: dict[int, bytes]
+    """Seconds of every state, by their numbers."""
+
+    def has_policy_of(self, timeout: FlowTimeout) -> bool:
+        """Return whether it sets the states of this timeout; the others have the kernel's values."""
+        wanted = encode.encode_timeout_policy(timeout)
+        return self.protocol == timeout.protocol.value and wanted.items() <= self.policy.items()
+
+
 class TableHead(NamedTuple):
     """The table itself."""
 
@@ -66,6 +79,7 @@ class KernelTable(msgspec.Struct, frozen=True):
     chains: dict[str, KernelChain]
     sets: dict[str, KernelSet]
     """Without those that are part of a rule."""
+    timeouts: dict[str, KernelTimeout]
 
 
 class Reader:
@@ -93,7 +107,9 @@ class Reader:
     def read_table(self) -> KernelTable | None:
         """Return the table with chains and sets; None when there is none."""
         head = self.read_head()
-        return None if head is None else KernelTable(head, self._read_chains(), self._read_sets())
+        if head is None:
+            return None
+        return KernelTable(head, self._read_chains(), self._read_sets(), self._read_timeouts())
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
@@ -105,6 +121,10 @@ class Reader:
 
     def _read_sets(self) -> dict[str, KernelSet]:
         return parse_sets(self._dump(nf.NFT_MSG_GETSET, encode.TABLE_NAME, "list sets"))
+
+    def _read_timeouts(self) -> dict[str, KernelTimeout]:
+        body = encode.TABLE_NAME + nla.u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
+        return dict(map(_parse_timeout, self._dump(nf.NFT_MSG_GETOBJ, body, "list ct timeouts")))
 
     def read_rules(self) -> dict[str, list[bytes]]:
         """Return the encoded expressions of every rule, per chain, in order."""
@@ -154,6 +174,7 @@ class NarrowReader(Reader):
         super().__init__(socket, traits)
         self._chain_names = [chain.name for chain in wanted.list_chains()]
         self._set_names = [spec.name for spec in wanted.list_sets()]
+        self._timeout_names = {timeout.name for timeout in wanted.timeouts}
         self._keys = wanted.list_keys()
 
     def _read_chains(self) -> dict[str, KernelChain]:
@@ -161,6 +182,11 @@ class NarrowReader(Reader):
 
     def _read_sets(self) -> dict[str, KernelSet]:
         return parse_sets(self._get_named(nf.NFT_MSG_GETSET, nf.NFTA_SET_NAME, self._set_names))
+
+    def _read_timeouts(self) -> dict[str, KernelTimeout]:
+        if not self._timeout_names:
+            return {}
+        return {name: held for name, held in super()._read_timeouts().items() if name in self._timeout_names}
 
     def read_rules(self) -> dict[str, list[bytes]]:
         return {name: self._read_rules_of(name) for name in self._chain_names}
@@ -206,6 +232,13 @@ def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
         for found in listed
         if not nla.number_of(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
     }
+
+
+def _parse_timeout(found: Mapping[int, bytes]) -> tuple[str, KernelTimeout]:
+    data = nla.attributes(found.get(nf.NFTA_OBJ_DATA, b""))
+    policy = nla.attributes(data.get(nf.NFTA_CT_TIMEOUT_DATA, b""))
+    protocol = nla.number_of(data.get(nf.NFTA_CT_TIMEOUT_L4PROTO))
+    return nla.text_of(found[nf.NFTA_OBJ_NAME]), KernelTimeout(protocol, policy)
 
 
 def _parse_elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:

@@ -19,6 +19,7 @@ from pointsman.backends.nftables.fields import FamilyTraits, Field, compute_key_
 from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.service import Protocol
 
 TABLE = PROXY_TABLE
 
@@ -82,6 +83,24 @@ class HookPoint(enum.IntEnum):
     FORWARD = 2
     OUTPUT = 3
     POSTROUTING = 4
+
+
+class FlowTimeout(NamedTuple):
+    """A policy of connection tracking, as an object of the table: one for each distinct value."""
+
+    protocol: Protocol
+    seconds: int
+    """Of UDP flows, answered or not; of established TCP connections, whose other states keep the kernel's timeouts."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.protocol.lower}-timeout-{self.seconds}"
+
+    @property
+    def policy(self) -> dict[str, int]:
+        """Seconds by nft's names of states."""
+        states = ("established",) if self.protocol is Protocol.TCP else ("unreplied", "replied")
+        return dict.fromkeys(states, self.seconds)
 
 
 class Hook(NamedTuple):

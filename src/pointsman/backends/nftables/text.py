@@ -13,6 +13,7 @@ from pointsman.backends.nftables.schema import (
     TABLE,
     Chain,
     Data,
+    FlowTimeout,
     Hook,
     HookPoint,
     SetSpec,
@@ -115,6 +116,13 @@ def format_set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
     return lines
 
 
+def format_timeout_statements(timeout: FlowTimeout, traits: FamilyTraits) -> list[str]:
+    """The lines of the definition of a timeout."""
+    policy = ", ".join(f"{state} : {seconds}" for state, seconds in timeout.policy.items())
+    protocol = f"protocol {timeout.protocol.lower}"
+    return [protocol, f"l3proto {traits.keyword}", f"policy = {{ {policy} }}"]
+
+
 def format_chain_statements(chain: Chain) -> list[str]:
     """The lines of a chain definition, without its rules."""
     lines = [f'comment "{chain.comment}"'] if chain.comment else []
@@ -139,12 +147,17 @@ def format_rule(rule: Rule) -> str:
 def render_table(
     traits: FamilyTraits,
     comment: str,
+    timeouts: Iterable[FlowTimeout],
     sets: Iterable[SetSpec],
     elements: Mapping[str, Sequence[str]],
     chains: Sequence[Chain],
 ) -> str:
     """A whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
     lines = [f"table {traits.keyword} {TABLE} {{", f'\tcomment "{comment}"']
+    for timeout in timeouts:
+        lines += ["", f"\tct timeout {timeout.name} {{"]
+        lines += [f"\t\t{line}" for line in format_timeout_statements(timeout, traits)]
+        lines.append("\t}")
     for spec in sets:
         lines += ["", f"\t{format_set_keyword(spec)} {spec.name} {{"]
         lines += [f"\t\t{line}" for line in format_set_statements(spec, traits)]

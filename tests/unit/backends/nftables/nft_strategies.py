@@ -10,7 +10,15 @@ from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.service import Protocol, ServicePort, ServicePortName, ServiceSettings, SourceRanges
+from pointsman.model.service import (
+    NO_TIMEOUTS,
+    FlowTimeouts,
+    Protocol,
+    ServicePort,
+    ServicePortName,
+    ServiceSettings,
+    SourceRanges,
+)
 
 Plans = dict[ServicePortName, ServicePlan]
 
@@ -79,6 +87,9 @@ SCHEDULINGS = [
 """Every way to choose an endpoint but the usual one."""
 
 
+TIMEOUTS = [FlowTimeouts(udp=5, tcp_established=7200), FlowTimeouts(udp=9)]
+
+
 @st.composite
 def endpoint_lists(draw: st.DrawFn, family: Family) -> tuple[Endpoint, ...]:
     numbers = draw(st.lists(st.integers(1, 30), unique=True, max_size=5))
@@ -133,6 +144,7 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
                 external_local=draw(st.booleans()),
                 affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
                 balancing=draw(st.sampled_from([NO_REQUEST, NO_REQUEST, *SCHEDULINGS])),
+                flow_timeouts=draw(st.sampled_from([NO_TIMEOUTS, *TIMEOUTS])),
             ),
         )
         plan = plan_service_port(port, draw(endpoint_lists(family)), context)

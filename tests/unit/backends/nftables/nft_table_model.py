@@ -7,6 +7,7 @@ that are still referred to, verdicts to chains that do not exist.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ class Refused(Exception):
 class TableModel:
     sets: dict[str, dict[bytes, object]] = field(default_factory=dict)
     chains: dict[str, list[str]] = field(default_factory=dict)
+    timeouts: set[str] = field(default_factory=set)
 
     def run(self, batch: Batch) -> None:
         for operation in batch.operations:
@@ -49,16 +51,22 @@ class TableModel:
         kind = about.what.split()[0]
         if kind == "table":
             if verb == "delete":
-                self.sets, self.chains = {}, {}
+                self.sets, self.chains, self.timeouts = {}, {}, set()
             elif verb == "flush":
                 self.chains = {name: [] for name in self.chains}
         elif kind in ("set", "map"):
             self._set(verb, about.where)
         elif kind == "chain":
             self._chain(verb, about.where)
+        elif kind == "ct":
+            self._timeout(verb, about.where)
         else:
             assert (verb, kind) == ("add", "rule")
-            self.chains[about.where].append(about.what.partition(": ")[2])
+            rule = about.what.partition(": ")[2]
+            missing = {*re.findall(r'ct timeout set "(\S+)"', rule)} - self.timeouts
+            if missing:
+                raise Refused(f"no timeout {missing}")
+            self.chains[about.where].append(rule)
 
     def _set(self, verb: str, name: str) -> None:
         if verb == "add":
@@ -69,6 +77,14 @@ class TableModel:
             raise Refused(f"set {name} is in use")
         else:
             del self.sets[name]
+
+    def _timeout(self, verb: str, name: str) -> None:
+        if verb == "add":
+            self.timeouts.add(name)
+        elif any(f'"{name}"' in rule for rules in self.chains.values() for rule in rules):
+            raise Refused(f"timeout {name} is in use")
+        else:
+            self.timeouts.remove(name)
 
     def _chain(self, verb: str, name: str) -> None:
         if verb == "add":

@@ -16,7 +16,7 @@ from pointsman.backends.nftables.schema import build_static_sets
 from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
-from pointsman.model.service import Protocol
+from pointsman.model.service import FlowTimeouts, Protocol
 from pointsman.node.loopback_node_ports import find_loopback_port
 
 HERE = endpoint("10.244.1.1", local=True)
@@ -283,3 +283,49 @@ def test_a_source_hash_is_an_affinity_by_itself() -> None:
     found = contents(THERE, ELSEWHERE, affinity_seconds=60, balancing=request)
     assert elements(found)["service-ips"] == ["10.96.0.10 . tcp . 80 : goto hash-lb-64"]
     assert not [s.name for s in found.list_sets() if s.name.startswith("affinity-")]
+
+
+def test_a_timeout_of_flows_is_one_object_for_all_services_with_it() -> None:
+    node = context()
+    names = ("dns", "games", "others")
+    made = [
+        plan(
+            service_port(
+                name=name,
+                cluster_ip=f"10.96.0.{number}",
+                protocol=Protocol.UDP,
+                flow_timeouts=FlowTimeouts(udp=0 if name == "others" else 5),
+            ),
+            THERE,
+            ELSEWHERE,
+            node_context=node,
+        )
+        for number, name in enumerate(names, 1)
+    ]
+    found = Contents(node)
+    found.load({one.name: compile_fragment(one, node) for one in made})
+    assert sorted(elements(found)["service-ips"]) == [
+        "10.96.0.1 . udp . 80 : goto udp-timeout-5-lb-2",
+        "10.96.0.2 . udp . 80 : goto udp-timeout-5-lb-2",
+        "10.96.0.3 . udp . 80 : goto lb-2",
+    ]
+    assert rules(found, "udp-timeout-5-lb-2") == ['ct timeout set "udp-timeout-5" goto lb-2']
+    assert found.render().count("ct timeout udp-timeout-5 {") == 1
+
+
+def test_a_timeout_comes_before_all_that_a_frontend_does() -> None:
+    fields: dict[str, Any] = {
+        "node_port": 30080,
+        "external_local": True,
+        "flow_timeouts": FlowTimeouts(tcp_established=60),
+    }
+    found = contents(HERE, THERE, **fields)
+    first = "tcp-timeout-60-nodeport-local-lb-1-of-2"
+    assert elements(found)["service-nodeports"] == [f"tcp . 30080 : goto {first}"]
+    assert rules(found, first) == ['ct timeout set "tcp-timeout-60" goto nodeport-local-lb-1-of-2']
+    sticky = contents(HERE, THERE, affinity_seconds=600, **fields)
+    redirects = [
+        rule.text for chain in sticky.list_chains() for rule in chain.rules if "dnat to" in rule.text
+    ]
+    assert len(redirects) == 2
+    assert all('ct timeout set "tcp-timeout-60" dnat to' in text for text in redirects)
