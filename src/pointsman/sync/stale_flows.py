@@ -46,13 +46,16 @@ T = TypeVar("T")
 
 
 class PendingCheck(msgspec.Struct, frozen=True, gc=False):
-    """What one service port had since its flows were checked last."""
+    """What one service port had since its flows were checked last, each value once.
 
-    frontends: frozenset[FrontendKey]
+    Tuples, because after a full sync there is one for each service port, and most have one frontend: a set takes four times the memory.
+    """
+
+    frontends: tuple[FrontendKey, ...]
     """Where to look for stale flows."""
-    endpoints: frozenset[Identity]
+    endpoints: tuple[Identity, ...]
     """Endpoints that UDP flows may have been translated to."""
-    listed: frozenset[Identity] = frozenset()
+    listed: tuple[Identity, ...] = ()
     """Endpoints in any state, where connections to removed ones are reset."""
 
     def for_second_check(self) -> PendingCheck:
@@ -72,10 +75,10 @@ def extend_check(earlier: PendingCheck | None, change: PlanChange) -> PendingChe
     resets = change.new is not None and change.new.resets_gone
     listed = _collect_listed(change.old) if resets else frozenset()
     if earlier is not None:
-        frontends, endpoints = frontends | earlier.frontends, endpoints | earlier.endpoints
-        listed = listed | earlier.listed if resets else listed
+        frontends, endpoints = frontends.union(earlier.frontends), endpoints.union(earlier.endpoints)
+        listed = listed.union(earlier.listed) if resets else listed
     removed = listed - _collect_listed(change.new) if listed else listed
-    return PendingCheck(frontends, endpoints, listed) if frontends or removed else None
+    return PendingCheck(tuple(frontends), tuple(endpoints), tuple(listed)) if frontends or removed else None
 
 
 class FlowCheck:
@@ -143,13 +146,13 @@ class FlowCheck:
     def _add(self, check: PendingCheck, plan: ServicePlan | None) -> None:
         current = _collect_frontends(plan)
         if plan is not None:
-            self._owners |= dict.fromkeys(check.frontends & current, plan)
-        removed = check.listed - _collect_listed(plan)
+            self._owners |= dict.fromkeys(current.intersection(check.frontends), plan)
+        removed = frozenset(check.listed) - _collect_listed(plan) if check.listed else frozenset()
         if removed:
             self._removed |= dict.fromkeys(current, removed)
-        for key in check.frontends - current:
-            if key[0] == _UDP:
-                self._former[key] = self._former.get(key, frozenset()) | check.endpoints
+        for key in check.frontends:
+            if key[0] == _UDP and key not in current:
+                self._former[key] = self._former.get(key, frozenset()).union(check.endpoints)
 
     def _find_new_owners(self, plans: Iterable[ServicePlan]) -> None:
         for plan in plans:
