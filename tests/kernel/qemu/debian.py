@@ -49,8 +49,9 @@ class _Archive:
         raise LookupError(f"{META_PACKAGE} depends on no kernel")
 
     def find_packages(self, release: str) -> list[str]:
-        """Return the kernel's packages: Debian has one up to trixie, later the kernel and its modules in one each."""
-        whole, parts = f"linux-image-{release}", {f"linux-binary-{release}", f"linux-modules-{release}"}
+        """Return the kernel's packages: one up to trixie, later one each for the kernel, its modules and their lists."""
+        whole = f"linux-image-{release}"
+        parts = {f"linux-{part}-{release}" for part in ("base", "binary", "modules")}
         return sorted(parts.intersection(self._list_dependencies(whole))) or [whole]
 
     def _list_dependencies(self, package: str) -> list[str]:
@@ -98,7 +99,8 @@ def fetched(suite: str, directory: Path) -> Kernel:
     modules = next(tree.glob(f"*/modules/{release}"), None) or next(tree.glob(f"usr/lib/modules/{release}"))
     if not (modules / "modules.dep").exists():
         _make_dependencies(tree, modules, release)
-    return Kernel(release, tree / "boot" / f"vmlinuz-{release}", modules)
+    image = tree / "boot" / f"vmlinuz-{release}"
+    return Kernel(release, image if image.exists() else modules / "vmlinuz", modules)
 
 
 def _make_dependencies(tree: Path, modules: Path, release: str) -> None:
