@@ -1,35 +1,85 @@
-"""`pointsman completion`: scripts that let a shell complete commands, flags and their values."""
+"""`pointsman completion`: lets a shell complete commands, flags and their values.
+
+The script of a shell only asks this program, at each Tab, what may follow the words typed so far. So it never gets outdated, and names of
+Services and pods come from the running proxy.
+"""
 
 from __future__ import annotations
 
-import argparse
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from pointsman.cli.arguments import create_parser
-from pointsman.cli.surface import Command, Option, Takes, describe_kube_proxy, list_commands, list_run_flags
+from pointsman.cli.arguments import Parser, create_parser
+from pointsman.files import CONTROL_SOCKET
+
+if TYPE_CHECKING:
+    from pointsman.cli.surface import Option
 
 _ABOUT = """Print a script that lets the shell complete commands, flags, their values and, where a proxy runs, the names of
-Services.
+Services, namespaces and pods.
 
 source <(pointsman completion bash) works in bash and, with its name, in zsh and fish. To keep the script: in bash as
 /usr/share/bash-completion/completions/pointsman, in zsh as _pointsman in a directory of $fpath, in fish as
 ~/.config/fish/completions/pointsman.fish."""
 
-_PLAIN = "2>/dev/null | tr -cd 'a-z0-9./\\n-'"
-"""Shells expand words before they offer them: a name from a manifest must not be able to run anything."""
-_LIVE = {
-    Takes.SERVICE: f"pointsman list -o name {_PLAIN}",
-    Takes.NAMESPACE: f"pointsman list -o name {_PLAIN} | cut -d/ -f1 | sort -u",
-    Takes.CLIENT: (
-        "printf '%s\\n' pod node outside; "
-        f"pointsman list --no-headers -o 'custom-columns=P:.endpoints[*].pod' 2>/dev/null | tr ', ' '\\n\\n' {_PLAIN} | grep '[a-z0-9]' | sort -u"
-    ),
-}
-"""Commands that print the words, one per line."""
+WORDS: Final = "words"
+"""`pointsman completion words PROGRAM WORD...` prints what may stand in the place of the last word, which is empty or half typed."""
+FILES: Final = ":files"
+"""Printed where the shell shall offer its files."""
+_HARMLESS = re.compile(r"[a-z0-9./-]+")
+"""Names that no shell takes for a command."""
+
+_BASH = f"""\
+_pointsman() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}}
+    [[ $cur == = ]] && cur=
+    mapfile -t COMPREPLY < <(pointsman completion {WORDS} "${{COMP_WORDS[@]:0:COMP_CWORD+1}}" 2>/dev/null)
+    COMPREPLY=("${{COMPREPLY[@]%%$'\\t'*}}")
+    if [[ ${{COMPREPLY[0]}} == {FILES} ]]; then
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+    fi
+}}
+complete -F _pointsman pointsman kube-proxy
+"""
+_ZSH = f"""\
+#compdef pointsman kube-proxy
+_pointsman() {{
+    local -a found shown
+    found=("${{(@f)$(pointsman completion {WORDS} "${{(@)words[1,CURRENT]}}" 2>/dev/null)}}")
+    if [[ $found[1] == {FILES} ]]; then
+        _files
+    elif [[ -n $found[1] ]]; then
+        shown=("${{(@)found/$'\\t'/  -- }}")
+        found=("${{(@)found%%$'\\t'*}}")
+        compadd -l -d shown -a found
+    fi
+}}
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+compdef _pointsman pointsman kube-proxy
+if [[ $funcstack[1] == _pointsman ]]; then _pointsman "$@"; fi
+"""
+_FISH = f"""\
+function __pointsman_complete
+    set -l current (commandline -ct)
+    set -l found (pointsman completion {WORDS} (commandline -opc) "$current" 2>/dev/null)
+    if test "$found[1]" = {FILES}
+        __fish_complete_path "$current"
+    else
+        printf '%s\\n' $found
+    end
+end
+complete -c pointsman -f -a '(__pointsman_complete)'
+complete -c kube-proxy -f -a '(__pointsman_complete)'
+"""
+SHELLS: Mapping[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     made = create_parser("completion", _ABOUT)
     made.add_argument("shell", choices=tuple(SHELLS), help="the shell to print a script for")
     return made
@@ -37,189 +87,70 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0."""
-    given = build_parser().parse_args(argv)
-    sys.stdout.write(SHELLS[given.shell]())
+    if argv[:1] == [WORDS]:
+        for word, about in find_words(argv[1:]):
+            sys.stdout.write(f"{word}\t{about}\n" if about else f"{word}\n")
+    else:
+        sys.stdout.write(SHELLS[build_parser().parse_args(argv).shell])
     return 0
 
 
-def render_bash() -> str:
-    """For bash 4 and later; needs nothing else."""
-    lines = [
-        "# bash completion for pointsman and kube-proxy, made by `pointsman completion bash`",
-        "_pointsman() {",
-        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words= files= command= word",
-        "    if [[ $cur == = ]]; then cur=",
-        "    elif [[ $prev == = ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi",
-        '    if [[ ${COMP_WORDS[0]##*/} == kube-proxy ]]; then command="kube-proxy"; else',
-        '        for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
-        "            if [[ $word != -* ]]; then command=$word; break; fi",
-        "        done",
-        "    fi",
-        '    case "$command" in',
-        f'    "") words="{" ".join(each.name for each in list_commands())} --help --version" ;;',
-    ]
-    for each in (*list_commands(), describe_kube_proxy()):
-        lines += [f"    {each.name})", '        case "$prev" in', *_render_bash_values(each)]
-        lines += [
-            "        *)",
-            f'            if [[ $cur == -* ]]; then words="{" ".join(_list_names(each))}"',
-        ]
-        lines += [
-            f"            else {_render_bash_choice(each.arguments[0]) if each.arguments else ':'}; fi ;;"
-        ]
-        lines += ["        esac ;;"]
-    lines += [
-        "    esac",
-        "    if [[ -n $files ]]; then",
-        "        compopt -o filenames 2>/dev/null",
-        '        mapfile -t COMPREPLY < <(compgen -f -- "$cur")',
-        '    else mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur"); fi',
-        "}",
-        "complete -F _pointsman pointsman kube-proxy",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _render_bash_values(each: Command) -> Iterator[str]:
-    for option in _list_options(each):
-        if option.takes is not Takes.NOTHING:
-            yield f"        {'|'.join(option.names)}) {_render_bash_choice(option)} ;;"
-
-
-def _render_bash_choice(option: Option) -> str:
-    return {
-        Takes.FILE: "files=1",
-        Takes.CHOICE: f'words="{" ".join(option.choices)}"',
-        **{takes: f"words=$({command})" for takes, command in _LIVE.items()},
-    }.get(option.takes, ":")
-
-
-def render_zsh() -> str:
-    """For zsh, as an autoloaded function."""
-    lines = [
-        "#compdef pointsman kube-proxy",
-        "# zsh completion for pointsman and kube-proxy, made by `pointsman completion zsh`",
-        *(line for takes, command in _LIVE.items() for line in _render_zsh_words(takes, command)),
-        "_pointsman() {",
-        '    local context state state_descr line command="$service"',
-        "    typeset -A opt_args",
-        "    if [[ $service != kube-proxy ]]; then",
-        "        if (( CURRENT == 2 )); then",
-        "            local -a commands=(",
-        *(f"                {_quote(f'{each.name}:{each.summary}')}" for each in list_commands()),
-        "            )",
-        "            _describe command commands",
-        "            return",
-        "        fi",
-        "        command=$words[2]",
-        "        shift words",
-        "        (( CURRENT-- ))",
-        "    fi",
-        '    case "$command" in',
-    ]
-    for each in (*list_commands(), describe_kube_proxy()):
-        lines += [f"    {each.name})", "        _arguments \\"]
-        lines += [
-            f"            {spec} \\" for option in _list_options(each) for spec in _render_zsh_option(option)
-        ]
-        lines += [
-            f"            {_quote(f'*:{_render_zsh_value(argument)}')} \\" for argument in each.arguments[:1]
-        ]
-        lines += ["            && return ;;"]
-    return "\n".join(
-        [
-            *lines,
-            "    esac",
-            "}",
-            "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }",
-            "compdef _pointsman pointsman kube-proxy",
-            'if [[ $funcstack[1] == _pointsman ]]; then _pointsman "$@"; fi',
-            "",
-        ]
+def find_words(typed: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what may stand in the place of the last word, each with a text about it."""
+    program, *before, current = (
+        (word for word in typed if word != "=") if typed[-1] != "=" else (*typed[:-1], "")
     )
+    lead = ""
+    if current.startswith("--") and "=" in current:
+        name, _, current = current.partition("=")
+        before, lead = [*before, name], f"{name}="
+    found = _list_words(Path(program).name, before, current)
+    return [(lead + word, about) for word, about in found if word == FILES or word.startswith(current)]
 
 
-def _render_zsh_words(takes: Takes, command: str) -> Iterator[str]:
-    yield f"_pointsman_{takes.value}() {{"
-    yield "    local -a found"
-    yield f'    found=(${{(f)"$({command})"}})'
-    yield "    compadd -a found"
-    yield "}"
+def _list_words(program: str, before: Sequence[str], current: str) -> Iterable[tuple[str, str]]:
+    from pointsman.cli.main import SUBCOMMANDS
+    from pointsman.cli.surface import describe_command, describe_kube_proxy
+
+    if program == "kube-proxy":
+        command = describe_kube_proxy()
+    else:
+        name = next((word for word in before if not word.startswith("-")), "")
+        if name not in SUBCOMMANDS:
+            return [] if name else [*SUBCOMMANDS.items(), ("--help", ""), ("--version", "")]
+        command = describe_command(name)
+    options = command.all_options
+    previous = before[-1] if before else ""
+    for option in options:
+        if option.value and previous in option.names:
+            return _list_values(option, before)
+    if current.startswith("-"):
+        return [(name, option.help.partition(". ")[0]) for option in options for name in option.names]
+    return _list_values(command.arguments[0], before) if command.arguments else []
 
 
-def _render_zsh_option(option: Option) -> Iterator[str]:
-    meaning = _find_first_sentence(option).replace("[", "(").replace("]", ")")
-    for name in option.names:
-        value = "" if option.takes is Takes.NOTHING else f":{_render_zsh_value(option)}"
-        equals = "=" if value and name.startswith("--") else ""
-        yield _quote(f"*{name}{equals}[{meaning}]{value}")
+def _list_values(option: Option, before: Sequence[str]) -> Iterable[tuple[str, str]]:
+    if option.is_path:
+        return [(FILES, "")]
+    values = option.choices or filter(_HARMLESS.fullmatch, _ask_values(option.destination, before))
+    return [(value, "") for value in dict.fromkeys(values)]
 
 
-def _render_zsh_value(option: Option) -> str:
-    action = {
-        Takes.FILE: "_files",
-        Takes.CHOICE: f"({' '.join(option.choices)})",
-        **{takes: f"_pointsman_{takes.value}" for takes in _LIVE},
-    }.get(option.takes, " ")
-    return f"{option.value.lower().replace(':', ' ')}:{action}"
+def _ask_values(destination: str, before: Sequence[str]) -> Iterable[str]:
+    """Return the values that the running proxy knows for an argument, by what commands call it."""
+    if destination not in ("target", "services", "namespace", "client"):
+        return ()
+    from pointsman.cli.control_client import NoProxy, ask
+    from pointsman.report.service_list import ListQuery, ServiceList
 
-
-def render_fish() -> str:
-    """For fish."""
-    none_yet = "__fish_use_subcommand"
-    lines = [
-        "# fish completion for pointsman and kube-proxy, made by `pointsman completion fish`",
-        "complete -c pointsman -f",
-        *(
-            f"complete -c pointsman -n {none_yet} -a {each.name} -d {_quote(each.summary)}"
-            for each in list_commands()
-        ),
-    ]
-    for each in list_commands():
-        seen = f"complete -c pointsman -n '__fish_seen_subcommand_from {each.name}'"
-        lines += [f"{seen} {_render_fish_option(option)}" for option in _list_options(each)]
-        lines += [f"{seen} {_render_fish_value(argument)}" for argument in each.arguments[:1]]
-    lines += [
-        f"complete -c kube-proxy {_render_fish_option(option)}"
-        for option in _list_options(describe_kube_proxy())
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _render_fish_option(option: Option) -> str:
-    names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
-    return " ".join([*names, _render_fish_value(option), f"-d {_quote(_find_first_sentence(option))}"])
-
-
-def _render_fish_value(option: Option) -> str:
-    return {
-        Takes.NOTHING: "-f",
-        Takes.WORD: "-x",
-        Takes.FILE: "-r -F",
-        Takes.CHOICE: f"-x -a {_quote(' '.join(option.choices))}",
-        **{takes: f"-x -a {_quote(f'({command})')}" for takes, command in _LIVE.items()},
-    }[option.takes]
-
-
-def _list_options(each: Command) -> tuple[Option, ...]:
-    """All it takes; where a command has a flag of `run` itself, its own."""
-    if not each.takes_run_flags:
-        return each.options
-    own = {name for option in each.options for name in option.names}
-    return (*each.options, *(flag for flag in list_run_flags() if not own.intersection(flag.names)))
-
-
-def _list_names(each: Command) -> list[str]:
-    return [name for option in _list_options(each) for name in option.names]
-
-
-def _find_first_sentence(option: Option) -> str:
-    return option.help.partition("\n")[0].partition(". ")[0].replace("`", "").rstrip(".")
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-SHELLS: Mapping[str, Callable[[], str]] = {"bash": render_bash, "zsh": render_zsh, "fish": render_fish}
+    given = (Path(value) for flag, value in pairwise(before) if flag == "--control-socket")
+    query = ListQuery(detailed=destination == "client")
+    try:
+        ports = ask(next(given, CONTROL_SOCKET), "/list", ServiceList, query).ports
+    except NoProxy:
+        ports = ()
+    if destination == "client":
+        return ("pod", "node", "outside", *sorted(one.pod for port in ports for one in port.endpoints))
+    if destination == "namespace":
+        return (port.service.partition("/")[0] for port in ports)
+    return (port.service for port in ports)

@@ -1,9 +1,8 @@
-"""Every program, command and option as plain values, read from the parsers: what completions and man pages are made from."""
+"""Every program, command and option as plain values, read from the parsers: for completion and man pages."""
 
 from __future__ import annotations
 
 import argparse
-import enum
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,39 +19,18 @@ should be. Packets never pass through this process, and the rules stay when it e
 _ABOUT_KUBE_PROXY = """Pointsman under the name, with the flags and with the defaults of kube-proxy."""
 
 
-class Takes(enum.Enum):
-    """What can stand in an argument, as far as completion can help."""
-
-    NOTHING = "nothing"
-    """It is a switch."""
-    WORD = "word"
-    CHOICE = "choice"
-    FILE = "file"
-    SERVICE = "service"
-    NAMESPACE = "namespace"
-    CLIENT = "client"
-    """A kind of client, or a pod."""
-
-
-_LIVE = {
-    "target": Takes.SERVICE,
-    "services": Takes.SERVICE,
-    "namespace": Takes.NAMESPACE,
-    "client": Takes.CLIENT,
-}
-"""Arguments that the running proxy has values for, by what commands call them."""
-
-
 class Option(msgspec.Struct, frozen=True):
     """A flag, or an argument that has no dashes."""
 
     names: tuple[str, ...]
     """With their dashes; empty for an argument by position."""
     help: str
-    takes: Takes
+    destination: str
+    """The name of the argument in the program."""
     value: str = ""
-    """How the value is called."""
+    """How the value is called; empty for a switch."""
     choices: tuple[str, ...] = ()
+    is_path: bool = False
     group: str = ""
     """Heading under which the flags of `run` are shown."""
 
@@ -69,6 +47,14 @@ class Command(msgspec.Struct, frozen=True):
     takes_run_flags: bool = False
     """Besides `options`."""
 
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Those of `run` as well where it takes them, except those that it has itself."""
+        if not self.takes_run_flags:
+            return self.options
+        own = {name for option in self.options for name in option.names}
+        return (*self.options, *(flag for flag in list_run_flags() if not own.intersection(flag.names)))
+
 
 def list_run_flags() -> tuple[Option, ...]:
     """The flags of `run`, as options."""
@@ -77,11 +63,14 @@ def list_run_flags() -> tuple[Option, ...]:
 
 def list_commands() -> Iterator[Command]:
     """Every sub-command of `pointsman`, in the order of its usage."""
-    for name, summary in SUBCOMMANDS.items():
-        if name == "run":
-            yield Command(name, summary, (_ABOUT_RUN,), list_run_flags())
-        else:
-            yield from_parser(name, summary, importlib.import_module(f"pointsman.cli.{name}").build_parser())
+    return map(describe_command, SUBCOMMANDS)
+
+
+def describe_command(name: str) -> Command:
+    if name == "run":
+        return Command(name, SUBCOMMANDS[name], (_ABOUT_RUN,), list_run_flags())
+    module = importlib.import_module(f"pointsman.cli.{name}")
+    return from_parser(name, SUBCOMMANDS[name], module.build_parser())
 
 
 def describe_kube_proxy() -> Command:
@@ -109,40 +98,27 @@ def from_parser(name: str, summary: str, parser: argparse.ArgumentParser) -> Com
 
 
 def _from_action(action: argparse.Action) -> Option:
-    takes = Takes.WORD
-    if action.option_strings and action.nargs == 0:
-        takes = Takes.NOTHING
-    elif action.choices is not None:
-        takes = Takes.CHOICE
-    elif action.type is Path:
-        takes = Takes.FILE
-    else:
-        takes = _LIVE.get(action.dest, takes)
+    is_switch = bool(action.option_strings) and action.nargs == 0
     value = action.metavar if isinstance(action.metavar, str) else action.dest.upper().replace("_", "-")
     return Option(
         names=tuple(action.option_strings),
         help=(action.help or "").replace("%%", "%"),
-        takes=takes,
-        value="" if takes is Takes.NOTHING else value,
+        destination=action.dest,
+        value="" if is_switch else value,
         choices=tuple(map(str, action.choices or ())),
+        is_path=action.type is Path,
     )
 
 
 def _from_flag(flag: Flag) -> Option:
-    takes = Takes.WORD
-    if flag.kind in (Kind.BOOL, Kind.VERSION):
-        takes = Takes.NOTHING
-    elif flag.choices:
-        takes = Takes.CHOICE
-    elif flag.is_path:
-        takes = Takes.FILE
     short = (f"-{flag.shorthand}",) if flag.shorthand else ()
     alias = (f"--{flag.alias}",) if flag.alias else ()
     return Option(
         names=(*short, f"--{flag.name}", *alias),
         help=describe_flag(flag),
-        takes=takes,
-        value="" if takes is Takes.NOTHING else flag.kind.value,
+        destination=flag.name,
+        value="" if flag.kind in (Kind.BOOL, Kind.VERSION) else flag.kind.value,
         choices=flag.choices,
+        is_path=flag.is_path,
         group=flag.group,
     )

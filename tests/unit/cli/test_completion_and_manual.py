@@ -7,12 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripts.release import manual
+from tests import factory
+from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
-from pointsman.cli.completion import SHELLS
+from pointsman.cli.completion import SHELLS, find_words
 from pointsman.cli.main import SUBCOMMANDS, main
 from pointsman.cli.surface import describe_kube_proxy, list_commands
 from pointsman.config.flags import BY_NAME, FLAGS
@@ -22,7 +26,7 @@ from pointsman.config.flags import BY_NAME, FLAGS
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("completions")
     for shell, made in SHELLS.items():
-        (directory / shell).write_text(made())
+        (directory / shell).write_text(made)
     return directory
 
 
@@ -47,14 +51,15 @@ def test_the_surface_knows_every_command_and_flag() -> None:
     assert {f"--{flag.name}" for flag in FLAGS} <= {n for o in describe_kube_proxy().options for n in o.names}
 
 
-@pytest.mark.parametrize("shell", list(SHELLS))
-def test_every_command_and_flag_is_in_the_script(shell: str, scripts: Path) -> None:
-    words = set(re.split(r"[\s'\"|=\[*]+", (scripts / shell).read_text()))
+def _find(*typed: str) -> list[str]:
+    return [word for word, _ in find_words(typed)]
+
+
+def test_every_command_and_flag_is_offered() -> None:
+    assert set(_find("pointsman", "")) >= set(SUBCOMMANDS)
     for each in (*list_commands(), describe_kube_proxy()):
-        assert each.name in words | {word.partition(":")[0] for word in words}
-        for option in each.options:
-            for name in option.names:
-                assert (name.lstrip("-") if shell == "fish" else name) in words
+        program = [each.name] if each.name == "kube-proxy" else ["pointsman", each.name]
+        assert set(_find(*program, "-")) == {name for option in each.all_options for name in option.names}
 
 
 @pytest.mark.parametrize("shell", list(SHELLS))
@@ -88,30 +93,46 @@ def test_bash_completes_commands_flags_and_values(scripts: Path, tmp_path: Path)
 def test_no_name_of_a_service_is_run_by_bash(scripts: Path, tmp_path: Path) -> None:
     script = (
         "pointsman() { printf '%s\\n' shop/web 'shop/`touch \"$TRAP\"`' 'shop/$(touch \"$TRAP\")'; }\n"
-        'source "$1"; COMP_WORDS=(pointsman explain shop/w); COMP_CWORD=2; TRAP=$2; _pointsman; echo "${COMPREPLY[@]}"'
+        'source "$1"; COMP_WORDS=(pointsman explain shop/w); COMP_CWORD=2; TRAP=$2; _pointsman; echo "${COMPREPLY[0]}"'
     )
     assert _run("bash", "-c", script, "bash", str(scripts / "bash"), str(tmp_path / "trap")) == "shop/web\n"
     assert not (tmp_path / "trap").exists()
 
 
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveProxy]:
+    pods: list[Any] = [
+        {"addresses": [f"10.244.1.{number}"], "targetRef": {"kind": "Pod", "name": f"web-{number}"}}
+        for number in (2, 1)
+    ]
+    with live_proxy(
+        tmp_path_factory.mktemp("completed"),
+        factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}]),
+        factory.service("api"),
+        factory.service("web", "shop", clusterIP="10.96.0.11"),
+        factory.endpoint_slice(*pods, service_name="web", namespace="shop"),
+        factory.service("$(touch trap)", "shop", clusterIP="10.96.0.12"),
+    ) as running:
+        yield running
+
+
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("typed", "offered"),
     [
-        ("list -n ''", "default\nshop\n"),
-        ("explain web --from ''", "pod\nnode\noutside\nweb-1\nweb-2\n"),
-        ("top shop/", "shop/web\n"),
-        ("trace -n s", "shop\n"),
-        ("list -o ''", "text\njson\nyaml\nwide\nname\ncustom-columns=\n"),
+        (["list", "-n", ""], ["default", "shop"]),
+        (["explain", "web", "--from", ""], ["pod", "node", "outside", "web-1", "web-2"]),
+        (["explain", "web", "--from=we"], ["--from=web-1", "--from=web-2"]),
+        (["top", "shop/"], ["shop/web"]),
+        (["trace", "-n", "s"], ["shop"]),
+        (["list", "-o", ""], ["text", "json", "yaml", "wide", "name", "custom-columns="]),
+        (["nonsense", ""], []),
     ],
 )
-def test_bash_completes_namespaces_clients_and_services(words: str, offered: str, scripts: Path) -> None:
-    script = (
-        "pointsman() { if [[ $* == *custom-columns* ]]; then printf 'web-1, web-2\\n-\\n'; "
-        "else printf '%s\\n' default/api shop/web; fi; }\n"
-        f'source "$1"; COMP_WORDS=(pointsman {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
-        '_pointsman; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    assert _run("bash", "-c", script, "bash", str(scripts / "bash")) == offered
+def test_namespaces_clients_and_services_come_from_the_proxy(
+    typed: list[str], offered: list[str], proxy: LiveProxy
+) -> None:
+    command, *rest = typed
+    assert _find("pointsman", command, *proxy.arguments, *rest) == offered
 
 
 def test_fish_completes_commands_flags_and_values(scripts: Path) -> None:
@@ -140,14 +161,14 @@ def test_zsh_completes_a_script_that_was_sourced(prepared: str, scripts: Path) -
         "zpty -n -w shell $'pointsman expl\\t --no-k\\t'; "
         'zpty -r shell text "*--no-kernel*" && print -r -- "$text"'
     )
-    done = subprocess.run([zsh, "-f", "-c", probe], capture_output=True, text=True, timeout=60)
-    assert "explain" in done.stdout, done
-    assert "--no-kernel" in done.stdout, done
+    shown = _run(zsh, "-f", "-c", probe)
+    assert "explain" in shown
+    assert "--no-kernel" in shown
 
 
 def test_the_completion_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
-    assert capsys.readouterr().out == SHELLS["bash"]()
+    assert capsys.readouterr().out == SHELLS["bash"]
 
 
 def test_every_command_and_flag_is_in_its_man_page(tmp_path: Path) -> None:
