@@ -6,31 +6,24 @@ Imports that only offline work needs are inside functions, so that a question to
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pointsman.cli.output import COLOUR_CHOICES, detect_screen, escape_ascii
+from pointsman.cli.output import COLOUR_CHOICES, warn
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
-from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
-from pointsman.text import escape, escape_json
 
 if TYPE_CHECKING:
     from pointsman.app.offline import Planned
     from pointsman.config.options import RunOptions
     from pointsman.machine.host_facts import LinuxMachine
-    from pointsman.screen import Screen
 
 T = TypeVar("T")
-
-ERROR = 2
-"""Exit status when a command could not do its work."""
 
 EXIT_STATUSES: Mapping[str, tuple[str, ...]] = {
     "run": ("stopped, or --cleanup removed everything", "the configuration or the machine prevents running"),
@@ -359,50 +352,3 @@ def split_run_flags(made: Parser, argv: Sequence[str]) -> tuple[list[str], list[
         if not equals and flag.kind is not Kind.BOOL and pending:
             flags.append(pending.pop())
     return own, flags
-
-
-def run_guarded(command: str, work: Callable[[], int]) -> int:
-    """Run a command; expected errors become one message each and exit status 2."""
-    try:
-        return work()
-    except ConfigError as error:
-        problems: Sequence[str] = error.problems
-    except PointsmanError as error:
-        problems = [str(error)]
-    except UnicodeEncodeError as error:
-        odd = error.object[error.start : error.end]
-        problems = [f"an argument is not UTF-8: {odd}"]
-    _say(command, problems)
-    return ERROR
-
-
-def warn(command: str, problems: Sequence[str]) -> None:
-    _say(f"{command}: warning", problems)
-
-
-def _say(command: str, problems: Sequence[str]) -> None:
-    for problem in problems:
-        sys.stderr.write(f"pointsman {command}: {escape(problem)}\n")
-
-
-def print_json(value: object) -> None:
-    text = escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-    if not detect_screen().unicode:
-        text = "".join(one if one.isascii() else escape_ascii(one) for one in text)
-    sys.stdout.write(f"{text}\n")
-
-
-def print_json_lines(values: Iterable[object]) -> None:
-    sys.stdout.writelines(f"{escape_json(msgspec.json.encode(one).decode())}\n" for one in values)
-
-
-def print_answer(given: argparse.Namespace, answer: T, render: Callable[[T, Screen], str]) -> None:
-    """Print in the format asked for: as a document for programs, or as text for this screen."""
-    if given.output == "json":
-        print_json(answer)
-    elif given.output == "yaml":
-        import yaml
-
-        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False))
-    else:
-        sys.stdout.write(render(answer, detect_screen(given.color)))

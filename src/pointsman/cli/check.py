@@ -10,17 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.cli.arguments import (
-    Parser,
-    add_output,
-    create_parser,
-    print_answer,
-    run_guarded,
-    split_run_flags,
-)
+from pointsman.cli.arguments import Parser, add_output, create_parser, split_run_flags
 from pointsman.cli.cluster import add_cluster_source, read_cluster, reject_two_sources
-from pointsman.cli.output import detect_screen
-from pointsman.cli.preamble import parse_options
+from pointsman.cli.output import detect_screen, print_answer, run_guarded
+from pointsman.cli.run import parse_options
 from pointsman.config.command_line import parse_run
 from pointsman.config.flags import MAX_HELP_WIDTH, render_flags
 from pointsman.config.load import config_to_yaml

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import CleanupItem, CleanupStatus
-from pointsman.cli.arguments import ERROR, create_parser
+from pointsman.cli.arguments import create_parser
+from pointsman.cli.output import ERROR
 from pointsman.files import RUN_DIRECTORY
 
 _ABOUT = """Remove the rules, sets, virtual servers and devices that Pointsman made in any proxy mode, and restore the

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pointsman.cli.arguments import warn
+from pointsman.cli.output import warn
 from pointsman.errors import ConfigError
 
 if TYPE_CHECKING:

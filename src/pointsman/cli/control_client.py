@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -19,11 +20,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from pointsman.cli.output import warn
 from pointsman.errors import PointsmanError
 
 ALIVE_SECONDS: Final = 3.0
 """A proxy that is alive takes note of a question within that time, however long the answer takes."""
 _MAX_SECONDS: Final = 130.0
+_POLL_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 16
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _CREDENTIALS = struct.Struct("3i")
@@ -156,3 +159,20 @@ def _is_alive(path: Path, seconds: float) -> bool:
     except OSError:
         return False
     return True
+
+
+def poll(command: str, ask_again: Callable[[], T]) -> Iterator[T | None]:
+    """Yield an answer every second until interrupted; None while there is no proxy, which is waited for."""
+    is_gone = False
+    while True:
+        time.sleep(_POLL_SECONDS)
+        try:
+            answer = ask_again()
+        except NoProxy as error:
+            if not is_gone:
+                warn(command, [str(error)])
+            is_gone = True
+            yield None
+        else:
+            is_gone = False
+            yield answer

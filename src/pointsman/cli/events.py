@@ -16,13 +16,9 @@ from pointsman.cli.arguments import (
     add_selection,
     build_query,
     create_parser,
-    print_answer,
-    print_json_lines,
-    run_guarded,
 )
-from pointsman.cli.control_client import ask
-from pointsman.cli.live import poll
-from pointsman.cli.output import detect_screen
+from pointsman.cli.control_client import ask, poll
+from pointsman.cli.output import detect_screen, print_answer, print_json_lines, run_guarded
 from pointsman.model.history import HistoryEvent
 from pointsman.report.history import HistoryQuery, HistoryReport, render_history
 

@@ -15,11 +15,10 @@ from pointsman.cli.arguments import (
     parse_offline,
     parse_seconds,
     plan_offline,
-    print_answer,
     reject_flags,
-    run_guarded,
 )
 from pointsman.cli.control_client import ask
+from pointsman.cli.output import print_answer, run_guarded
 from pointsman.explain.answer import explain
 from pointsman.explain.probes import add_probes, find_places
 from pointsman.explain.service_port import Explanation

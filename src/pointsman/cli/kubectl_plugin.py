@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pointsman.cli.arguments import ERROR, add_colour, create_parser, print_answer
-from pointsman.cli.output import deliver_output
+from pointsman.cli.arguments import add_colour, create_parser
+from pointsman.cli.output import ERROR, deliver_output, print_answer
 from pointsman.errors import PointsmanError
 from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.report.fleet import (

@@ -22,13 +22,9 @@ from pointsman.cli.arguments import (
     is_narrowed,
     parse_offline,
     plan_offline,
-    print_answer,
-    print_json_lines,
-    run_guarded,
 )
-from pointsman.cli.control_client import ask
-from pointsman.cli.live import poll
-from pointsman.cli.output import detect_screen
+from pointsman.cli.control_client import ask, poll
+from pointsman.cli.output import detect_screen, print_answer, print_json_lines, run_guarded
 from pointsman.explain.service_port import Identity, ServicePortReport
 from pointsman.model.decision import State
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, build_list

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import codecs
 import errno
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
+from pointsman.errors import ConfigError, PointsmanError
+from pointsman.text import escape, escape_json
+
 if TYPE_CHECKING:
+    import argparse
+
     from pointsman.screen import Screen
 
 COLOUR_CHOICES: Final = ("auto", "always", "never")
 CLOSED: Final = 128 + signal.SIGPIPE
 INTERRUPTED: Final = 128 + signal.SIGINT
-_FAILED: Final = 2
+ERROR: Final = 2
+"""Exit status when a command could not do its work."""
 _USUAL_COLUMNS: Final = 80
 _CANNOT_WRITE: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
 _LOOK_ALIKE: Final = "pointsman-look-alike"
@@ -70,7 +77,7 @@ def deliver_output(program: str, work: Callable[[], T]) -> T | int:
             raise
         _write_nowhere()
         _write_error(f"{program}: the output cannot be written: {failed.strerror}\n")
-        return _FAILED
+        return ERROR
     return result
 
 
@@ -87,20 +94,12 @@ def _prepare_streams() -> None:
 
 
 def _replace_missing(error: UnicodeError) -> tuple[str, int]:
-    """For characters an encoding lacks: our own marks in ASCII, others as escapes."""
+    """Replace characters that an encoding lacks: our own marks in ASCII, others as escapes."""
     from pointsman.screen import to_ascii
 
     assert isinstance(error, UnicodeEncodeError)
-    missing = error.object[error.start : error.end]
-    return "".join(
-        alike if (alike := to_ascii(one)).isascii() else escape_ascii(one) for one in missing
-    ), error.end
-
-
-def escape_ascii(character: str) -> str:
-    """The character as JSON writes it in ASCII."""
-    digits = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
+    missing = to_ascii(error.object[error.start : error.end])
+    return missing.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _write_nowhere() -> None:
@@ -115,4 +114,55 @@ def _write_error(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        os._exit(_FAILED)
+        os._exit(ERROR)
+
+
+def run_guarded(command: str, work: Callable[[], int]) -> int:
+    """Run a command; expected errors become one message each and exit status 2."""
+    try:
+        return work()
+    except ConfigError as error:
+        problems: Sequence[str] = error.problems
+    except PointsmanError as error:
+        problems = [str(error)]
+    except UnicodeEncodeError as error:
+        odd = error.object[error.start : error.end]
+        problems = [f"an argument is not UTF-8: {odd}"]
+    _say(command, problems)
+    return ERROR
+
+
+def warn(command: str, problems: Sequence[str]) -> None:
+    _say(f"{command}: warning", problems)
+
+
+def _say(command: str, problems: Sequence[str]) -> None:
+    for problem in problems:
+        sys.stderr.write(f"pointsman {command}: {escape(problem)}\n")
+
+
+def print_json_lines(values: Iterable[object]) -> None:
+    sys.stdout.writelines(f"{_encode_json(one)}\n" for one in values)
+
+
+def _encode_json(value: object, indent: int | None = None) -> str:
+    """Return JSON without characters that a terminal would act on, or that the reader's locale lacks."""
+    import msgspec
+
+    if not detect_screen().unicode:
+        return json.dumps(msgspec.to_builtins(value), indent=indent)
+    encoded = msgspec.json.encode(value)
+    return escape_json((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+
+
+def print_answer(given: argparse.Namespace, answer: T, render: Callable[[T, Screen], str]) -> None:
+    """Print in the format asked for: as a document for programs, or as text for this screen."""
+    if given.output == "json":
+        sys.stdout.write(f"{_encode_json(answer, indent=2)}\n")
+    elif given.output == "yaml":
+        import msgspec
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False))
+    else:
+        sys.stdout.write(render(answer, detect_screen(given.color)))

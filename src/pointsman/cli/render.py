@@ -6,15 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli.arguments import (
-    Parser,
-    add_offline,
-    create_parser,
-    parse_offline,
-    plan_offline,
-    run_guarded,
-)
-from pointsman.cli.output import detect_screen
+from pointsman.cli.arguments import Parser, add_offline, create_parser, parse_offline, plan_offline
+from pointsman.cli.output import detect_screen, run_guarded
 from pointsman.report.status import FamilyVerification, Verification, render_verification
 
 _ABOUT = """Print the rules that a node would have for these manifests; the same input always gives the same text.

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pointsman.app.bug_report import collect_machine_parts
-from pointsman.cli.arguments import add_colour, add_live, create_parser, run_guarded
+from pointsman.cli.arguments import add_colour, add_live, create_parser
 from pointsman.cli.control_client import NoProxy, request
-from pointsman.cli.output import detect_screen
+from pointsman.cli.output import detect_screen, run_guarded
 from pointsman.errors import PointsmanError
 from pointsman.kernel.command import SystemCommands
 from pointsman.report.archive import Part, build_archive, redact_parts, render_archive

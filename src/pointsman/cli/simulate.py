@@ -8,17 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pointsman.cli.arguments import (
-    Parser,
-    add_output,
-    add_selection,
-    build_query,
-    create_parser,
-    is_narrowed,
-    print_answer,
-    run_guarded,
-)
+from pointsman.cli.arguments import Parser, add_output, add_selection, build_query, create_parser, is_narrowed
 from pointsman.cli.cluster import add_cluster_source, load_manifests, read_cluster, reject_two_sources
+from pointsman.cli.output import print_answer, run_guarded
 from pointsman.errors import ConfigError
 from pointsman.text import escape
 

@@ -29,10 +29,9 @@ from pointsman.cli.arguments import (
     create_parser,
     is_narrowed,
     parse_seconds,
-    print_answer,
-    run_guarded,
 )
 from pointsman.cli.control_client import ask
+from pointsman.cli.output import print_answer, run_guarded
 from pointsman.errors import PointsmanError
 from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.explain.target import Question

@@ -13,16 +13,9 @@ from pathlib import Path
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.cli.arguments import (
-    add_live,
-    add_namespace,
-    add_output,
-    create_parser,
-    parse_seconds,
-    print_answer,
-    run_guarded,
-)
+from pointsman.cli.arguments import add_live, add_namespace, add_output, create_parser, parse_seconds
 from pointsman.cli.control_client import ask
+from pointsman.cli.output import print_answer, run_guarded
 from pointsman.errors import PointsmanError
 from pointsman.explain.probes import parse_place, render_attempt
 from pointsman.explain.service_port import Explanation, FrontendReport

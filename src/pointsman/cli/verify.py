@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pointsman.cli.live import create_live_parser, run_live
+from pointsman.cli.status import create_question_parser, print_asked
 from pointsman.report.status import Verification, render_verification
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
@@ -14,9 +14,9 @@ Lines with + are missing from the kernel, lines with - are there and should not 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    return create_live_parser("verify", _ABOUT)
+    return create_question_parser("verify", _ABOUT)
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when equal, 1 when different, 2 when that is unknown."""
-    return run_live(build_parser().parse_args(argv), "verify", Verification, render_verification)
+    return print_asked(build_parser().parse_args(argv), "verify", Verification, render_verification)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     given = made.parse_args([argument.replace(f"--{RAW}", RAW) for argument in argv])
     if given.style and given.output != "text":
         made.error(f"not with -o {given.output}: {RAW}")
-    from pointsman.cli.arguments import print_answer
+    from pointsman.cli.output import print_answer
 
     print_answer(given, collect_details(), lambda _details, _screen: render_version(given.style or ""))
     return 0

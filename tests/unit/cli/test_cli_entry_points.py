@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pointsman import __version__
-from pointsman.cli import check, main, preamble
+from pointsman.cli import check, main, run
 from pointsman.config.load import config_from_bytes
 from pointsman.config.options import RunOptions
 
@@ -144,7 +144,7 @@ def test_the_mode_has_one_flag_with_two_names_in_every_command(flag: str, capsys
 
 
 def test_prepare_returns_options_when_there_is_something_to_run() -> None:
-    options = preamble.parse_options(["--proxy-mode=ipvs"], program="kube-proxy")
+    options = run.parse_options(["--proxy-mode=ipvs"], program="kube-proxy")
     assert isinstance(options, RunOptions)
     assert options.config.mode == "ipvs"
 
@@ -153,20 +153,18 @@ def test_prepare_returns_options_when_there_is_something_to_run() -> None:
     ("argv", "words"), [(["--help"], "Usage:\n  kube-proxy [flags]"), (["--version"], "Pointsman")]
 )
 def test_help_and_version_end_with_success(argv: list[str], words: str, capsys: Captured) -> None:
-    assert preamble.parse_options(argv, program="kube-proxy") == 0
+    assert run.parse_options(argv, program="kube-proxy") == 0
     assert words in capsys.readouterr().out
 
 
 def test_write_config_writes_what_reads_back(tmp_path: Path) -> None:
     file = tmp_path / "out.yaml"
-    assert (
-        preamble.parse_options([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
-    )
+    assert run.parse_options([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
     assert config_from_bytes(file.read_bytes()).mode == "ipvs"
 
 
 def test_write_config_to_an_impossible_place_fails_clearly(tmp_path: Path, capsys: Captured) -> None:
-    assert preamble.parse_options([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
+    assert run.parse_options([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
     assert f"cannot write {tmp_path}" in capsys.readouterr().err
 
 
