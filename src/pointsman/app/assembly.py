@@ -16,7 +16,7 @@ from pointsman.app import modes
 from pointsman.app.announcements import FindingReport, announce
 from pointsman.app.host_preparation import Attempt, Host
 from pointsman.app.reload_record import ReloadRecord
-from pointsman.app.servers import NO_SECURITY, Security, Servers
+from pointsman.app.servers import Servers, build_security
 from pointsman.backends.contract import Mode
 from pointsman.conditions import ConditionBoard
 from pointsman.config.flags import flagz
@@ -241,7 +241,7 @@ async def assemble(
             inspector,
             options.paths.control_socket,
             connections,
-            await _secure(options, reviewer, node_name, board),
+            await build_security(options.serving, reviewer, node_name, board),
             on_ports_freed=post_sync.rerun,
         )
         closing.push_async_callback(proxy.close)
@@ -274,19 +274,6 @@ def _build_metrics(mode: Mode, reloads: ReloadRecord, sysctls: Sysctls) -> Metri
     for counter in mode.counters:
         metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
     return metrics
-
-
-async def _secure(
-    options: RunOptions, reviewer: ApiClient | None, node_name: str, board: ConditionBoard
-) -> Security:
-    if not (options.serving.metrics or options.serving.health):
-        return NO_SECURITY
-    await asyncio.sleep(0)  # a callback of its own for imports and keys
-    from pointsman.app.secure_serving import build_security
-
-    security = build_security(options.serving, reviewer, node_name, board)
-    await asyncio.sleep(0)
-    return security
 
 
 def _count_http_errors(metrics: Metrics) -> ErrorLog:

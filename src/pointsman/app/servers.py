@@ -8,15 +8,18 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import build_control_routes, build_page_data_routes
-from pointsman.conditions import Blocks, Condition
+from pointsman.conditions import Blocks, Condition, ConditionBoard
 from pointsman.config.gates import FeatureGates, compute_gate_states
 from pointsman.config.load import config_to_json
 from pointsman.config.mode_table import MODES
+from pointsman.config.options import SecureServing
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.errors import ConfigError
+from pointsman.kube.client import ApiClient
 from pointsman.kube.event_recorder import Recorder
 from pointsman.node.inspector import Inspector
 from pointsman.node.proxy import Proxy
@@ -53,7 +56,34 @@ class Security(NamedTuple):
     authorizer: Authorizer | None = None
 
 
-NO_SECURITY: Final = Security()
+async def build_security(
+    options: SecureServing, client: ApiClient | None, node_name: str, board: ConditionBoard
+) -> Security:
+    """Return what protects the ports; `client` asks the API server about clients of the metrics port.
+
+    What only this needs is imported here; imports and keys have a callback of the event loop of their own.
+    """
+    if not (options.metrics or options.health):
+        return Security()
+    await asyncio.sleep(0)
+    from pointsman.kube.reviews import ApiReviews
+    from pointsman.serve.authorization import Authorizer
+    from pointsman.serve.tls import ServerTls
+
+    health = metrics = authorizer = None
+    if options.health:
+        health = ServerTls(options.certificate, options.key, None, node_name)
+        board.add_source("certificate of the health port", health.conditions)
+    if options.metrics:
+        if client is None:
+            raise ConfigError(["--secure-metrics: needs an API server, which --manifests replaces"])
+        metrics = ServerTls(options.certificate, options.key, options.client_ca, node_name)
+        board.add_source("certificate of the metrics port", metrics.conditions)
+        reviews = ApiReviews(client, options.audiences)
+        authorizer = Authorizer(reviews, exempts_loopback=options.metrics == "remote")
+        board.add_source("clients of the metrics port", authorizer.conditions)
+    await asyncio.sleep(0)
+    return Security(metrics, health, authorizer)
 
 
 class Servers:
@@ -67,8 +97,8 @@ class Servers:
         inspector: Inspector,
         control_socket: Path | None,
         connections: Connections,
-        security: Security = NO_SECURITY,
-        on_ports_freed: Callable[[], None] = lambda: None,
+        security: Security,
+        on_ports_freed: Callable[[], None],
     ) -> None:
         """`on_ports_freed` is called when another process let go of ports that were wanted here."""
         config = proxy.config

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
+from pointsman.backends.netfilter.names import PROXY_TABLE
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
 from pointsman.kernel.iptables_programs import LEGACY, find_programs, find_variants_in_use
@@ -52,7 +52,7 @@ class ForeignChains:
     def _read_nft(self, family: Family) -> Chains:
         with NftablesSocket() as socket:
             reader = ChainReader(socket, family)
-            return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_external)
+            return reader.with_rules(reader.base_chains(PROXY_TABLE))
 
     def _read_legacy(self, family: Family) -> Chains:
         if LEGACY not in find_variants_in_use(family):
@@ -60,7 +60,7 @@ class ForeignChains:
         found = self._commands.run((find_programs(family, LEGACY).save,))
         if found.status != 0:
             raise KernelError(f"{find_programs(family, LEGACY).save} failed: {found.error_text}")
-        return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_external)
+        return parse_legacy_chains(found.stdout.decode(errors="replace"))
 
 
 class _Kept(NamedTuple):
@@ -97,7 +97,3 @@ class CachedChains(ForeignChains):
             pause = max(pause, LEGACY_INTERVAL_SECONDS)
         self._kept[family] = _Kept(reading, generation, has_legacy, now + pause)
         return reading
-
-
-def _is_external(chain: str) -> bool:
-    return not is_proxy_chain(chain)

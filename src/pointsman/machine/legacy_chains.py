@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from pointsman.backends.netfilter.names import is_proxy_chain
 from pointsman.machine import packet_filter as pf
 from pointsman.machine.nft_matches import NAME_LENGTH
 from pointsman.machine.nft_rules import TARGETS, build_unreadable_rule
@@ -19,6 +20,9 @@ _PRIORITIES = {
     "filter": dict.fromkeys(("input", "forward", "output"), 0),
     "security": dict.fromkeys(("input", "forward", "output"), 50),
 }
+_ADDRESSES = {"-s": PacketField.SOURCE, "-d": PacketField.DESTINATION}
+_INTERFACES = {"-i": PacketField.IN_INTERFACE, "-o": PacketField.OUT_INTERFACE}
+_PORTS = {"--sport": PacketField.SOURCE_PORT, "--dport": PacketField.DESTINATION_PORT}
 _VERDICTS = {"ACCEPT": Action.ACCEPT, "DROP": Action.DROP, "RETURN": Action.RETURN}
 _STATES = {
     "INVALID": pf.INVALID,
@@ -31,10 +35,10 @@ _STATES = {
 }
 
 
-def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str], FilterChain]:
-    """Return the wanted chains in the output of iptables-save, by table (`legacy nat`) and name.
+def parse_legacy_chains(text: str) -> dict[tuple[str, str], FilterChain]:
+    """Return the chains in the output of iptables-save that are not a service proxy's, by table (`legacy nat`) and name.
 
-    Other chains are not parsed: a service proxy may have hundreds of thousands of rules.
+    Those are not parsed: there may be hundreds of thousands of rules.
     """
     found: dict[tuple[str, str], FilterChain] = {}
     table = ""
@@ -48,11 +52,11 @@ def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[
             policies[name] = Action.DROP if policy_name == "DROP" else Action.ACCEPT
         elif line.startswith("-A "):
             chain = line.split(" ", 2)[1]
-            if wanted(chain):
+            if not is_proxy_chain(chain):
                 rules.setdefault(chain, []).append(_parse_rule(line, policies))
         elif line == "COMMIT":
             for name, policy in policies.items():
-                if not wanted(name):
+                if is_proxy_chain(name):
                     continue
                 priority = _PRIORITIES.get(table, {}).get(name.lower())
                 built_in = priority is not None and name.isupper()
@@ -106,45 +110,37 @@ def _parse_options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]
         position, negated = end, False
 
 
-def _parse_matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[Match]:
-    value = values[0]
-    text = f"{'! ' if negated else ''}{option} {' '.join(values)}".strip()
+def _parse_matches(option: str, values: Sequence[str], *, negated: bool) -> tuple[Match, ...]:
     if option in ("-m", "--comment"):
-        return
-    if option in ("-s", "-d"):
+        return ()
+    text = f"{'! ' if negated else ''}{option} {' '.join(values)}".strip()
+    found = _parse_range(option, values[0])
+    if found is not None:
+        field, low, high = found
+        return (Match(text, field, ((low, high),), negated=negated),)
+    states = values[0].split(",")
+    if option in ("--ctstate", "--state") and all(state in _STATES for state in states):
+        bits = sum(_STATES[state] for state in states)
+        return (Match(text, PacketField.CT_STATE, bits=bits, negated=negated),)
+    return (Match(text),)
+
+
+def _parse_range(option: str, value: str) -> tuple[PacketField, bytes, bytes] | None:
+    """Return the field that an option compares, and the first and last value that match; None where it is unknown."""
+    if option in _ADDRESSES:
         cidr = cidr_from_text(value if "/" in value else f"{value}/{128 if ':' in value else 32}")
-        field = PacketField.SOURCE if option == "-s" else PacketField.DESTINATION
         if cidr is not None:
-            length = len(cidr.network)
-            yield _build_range_match(
-                text, field, cidr.network, cidr.last.to_bytes(length, "big"), negated=negated
-            )
-            return
-    elif option in ("-i", "-o"):
-        field = PacketField.IN_INTERFACE if option == "-i" else PacketField.OUT_INTERFACE
+            return _ADDRESSES[option], cidr.network, cidr.last.to_bytes(len(cidr.network), "big")
+    elif option in _INTERFACES:
         name = value.removesuffix("+").encode()
-        fill = b"\xff" if value.endswith("+") else b"\0"
-        low, high = name.ljust(NAME_LENGTH, b"\0"), name.ljust(NAME_LENGTH, fill)
-        yield _build_range_match(text, field, low, high, negated=negated)
-        return
+        last = name.ljust(NAME_LENGTH, b"\xff" if value.endswith("+") else b"\0")
+        return _INTERFACES[option], name.ljust(NAME_LENGTH, b"\0"), last
+    elif option in _PORTS:
+        first, _, last_text = value.partition(":")
+        lowest, highest = port_from_text(first), port_from_text(last_text or first)
+        if lowest is not None and highest is not None:
+            return _PORTS[option], lowest.to_bytes(2, "big"), highest.to_bytes(2, "big")
     elif option == "-p" and value.upper() in Protocol.__members__:
         number = bytes((Protocol[value.upper()].value,))
-        yield _build_range_match(text, PacketField.PROTOCOL, number, number, negated=negated)
-        return
-    elif option in ("--sport", "--dport"):
-        first, _, last = value.partition(":")
-        lowest, highest = port_from_text(first), port_from_text(last or first)
-        field = PacketField.SOURCE_PORT if option == "--sport" else PacketField.DESTINATION_PORT
-        if lowest is not None and highest is not None:
-            low, high = lowest.to_bytes(2, "big"), highest.to_bytes(2, "big")
-            yield _build_range_match(text, field, low, high, negated=negated)
-            return
-    elif option in ("--ctstate", "--state") and all(state in _STATES for state in value.split(",")):
-        bits = sum(_STATES[state] for state in value.split(","))
-        yield Match(text, PacketField.CT_STATE, bits=bits, negated=negated)
-        return
-    yield Match(text)
-
-
-def _build_range_match(text: str, field: PacketField, low: bytes, high: bytes, *, negated: bool) -> Match:
-    return Match(text, field, ((low, high),), negated=negated)
+        return PacketField.PROTOCOL, number, number
+    return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from pointsman.backends.netfilter.names import is_proxy_chain
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import (
@@ -41,10 +42,8 @@ class ChainReader:
         external = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
         return sorted(external, key=lambda chain: (chain.hook, chain.priority))
 
-    def with_rules(
-        self, chains: Sequence[FilterChain], follow: Callable[[str], bool]
-    ) -> dict[tuple[str, str], FilterChain]:
-        """Return these chains and those they jump to, where `follow` accepts the name, with rules, by table and name."""
+    def with_rules(self, chains: Sequence[FilterChain]) -> dict[tuple[str, str], FilterChain]:
+        """Return these chains and those they jump to, but for those of a service proxy, with rules, by table and name."""
         found: dict[tuple[str, str], FilterChain] = {}
         pending = list(chains)
         while pending and len(found) < _MAX_CHAINS:
@@ -54,7 +53,7 @@ class ChainReader:
             filled = msgspec.structs.replace(chain, rules=tuple(self.rules(chain.table, chain.name)))
             found[chain.table, chain.name] = filled
             targets = dict.fromkeys(rule.target for rule in filled.rules if rule.target)
-            pending += (FilterChain(chain.table, target) for target in targets if follow(target))
+            pending += (FilterChain(chain.table, one) for one in targets if not is_proxy_chain(one))
         return found
 
     def rules(self, table: str, chain: str) -> Iterator[FilterRule]:

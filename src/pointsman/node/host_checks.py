@@ -76,11 +76,6 @@ class _Grouping(NamedTuple):
     """Not grouped again before this time (monotonic)."""
 
 
-class _Round(NamedTuple):
-    conditions: list[Condition]
-    obstructions: dict[Family, Obstruction]
-
-
 class HostChecks:
     """Checks of one proxy; lives in the event loop, except for `_check`."""
 
@@ -108,11 +103,18 @@ class HostChecks:
         """Type and reason of what the last round found."""
         self._raised: frozenset[tuple[str, str]] = frozenset()
         self._has_failed = False
-        for name, text, read in (
-            ("checks_total", "Rounds of checks of this host", lambda: self.rounds),
-            ("check_seconds_total", "CPU time of the checks of this host", lambda: self._cpu.total),
-        ):
-            proxy.metrics.add_scraped_counter(f"pointsman_host_{name}", text, (), _build_gauge(read))
+        proxy.metrics.add_scraped_counter(
+            "pointsman_host_checks_total",
+            "Rounds of checks of this host",
+            (),
+            lambda: {(): float(self.rounds)},
+        )
+        proxy.metrics.add_scraped_counter(
+            "pointsman_host_check_seconds_total",
+            "CPU time of the checks of this host",
+            (),
+            lambda: {(): self._cpu.total},
+        )
         proxy.metrics.add_scraped_gauge(
             "pointsman_conntrack_usage_ratio",
             "Part of the connection tracking table that is in use",
@@ -131,7 +133,7 @@ class HostChecks:
     async def _check_once(self) -> None:
         inputs = [self._take_input(family) for family in self._proxy.families]
         try:
-            found = await run_in_daemon_thread(
+            found, obstructions = await run_in_daemon_thread(
                 lambda: self._cpu.run(lambda: self._check(inputs)), "host checks"
             )
         except Exception as error:  # noqa: BLE001 a bug in a check must not end the proxy
@@ -141,8 +143,8 @@ class HostChecks:
             return
         self._has_failed = False
         self.rounds += 1
-        self.obstructions = found.obstructions
-        self._publish(found.conditions)
+        self.obstructions = obstructions
+        self._publish(found)
 
     def _publish(self, found: Iterable[Condition]) -> None:
         """Push what two rounds in a row found, with an event for what keeps Services from being served."""
@@ -170,15 +172,16 @@ class HostChecks:
         ranges = parse_pod_ranges(proxy.node.facts)
         return _Input(proxy.node.context(family), ranges, addresses, version, states)
 
-    def _check(self, inputs: list[_Input]) -> _Round:
-        found = _Round([], {})
+    def _check(self, inputs: list[_Input]) -> tuple[list[Condition], dict[Family, Obstruction]]:
+        found: list[Condition] = []
+        obstructions: dict[Family, Obstruction] = {}
         for one in inputs:
             view = self._look(one)
             for check in FAMILY_CHECKS:
-                found.conditions.extend(check(view))
-            found.obstructions[view.family] = Obstruction(view.blocked, frozenset(view.unreachable))
-        found.conditions.extend(self._check_machine())
-        return found
+                found.extend(check(view))
+            obstructions[view.family] = Obstruction(view.blocked, frozenset(view.unreachable))
+        found.extend(self._check_machine())
+        return found, obstructions
 
     def _look(self, one: _Input) -> HostView:
         family = one.context.family
@@ -225,7 +228,3 @@ class HostChecks:
         while now - self._reverse_path[0][0] > REVERSE_PATH_SECONDS:
             self._reverse_path.popleft()
         return facts.reverse_path_drops - self._reverse_path[0][1]
-
-
-def _build_gauge(read: Callable[[], float]) -> Callable[[], dict[tuple[str, ...], float]]:
-    return lambda: {(): float(read())}

@@ -172,7 +172,7 @@ COMMIT
 -A PREROUTING -d 10.1.1.1/32 -j CT --notrack
 COMMIT
 """
-    chains = parse_legacy_chains(text, lambda name: name != "KUBE-SVC-X")
+    chains = parse_legacy_chains(text)
     assert ("legacy filter", "KUBE-SVC-X") not in chains
     forward, guard = chains["legacy filter", "FORWARD"], chains["legacy filter", "guard"]
     assert (forward.hook, forward.policy, guard.hook) == ("forward", Action.DROP, "")
@@ -194,7 +194,7 @@ second line" -j DROP
 -A INPUT -p tcp -j ACCEPT
 COMMIT
 """
-    rules = parse_legacy_chains(text, lambda _name: True)["legacy filter", "INPUT"].rules
+    rules = parse_legacy_chains(text)["legacy filter", "INPUT"].rules
     assert [rule.action for rule in rules] == [Action.UNKNOWN, Action.ACCEPT]
 
 

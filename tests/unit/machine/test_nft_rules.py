@@ -72,6 +72,6 @@ def test_a_chain_that_several_lead_to_is_read_once() -> None:
 
     with contextlib.closing(NftablesSocket()) as socket:
         reader = Leading(socket, Family.IPV4)
-        found = reader.with_rules([FilterChain("ip others", "first")], lambda _name: True)
+        found = reader.with_rules([FilterChain("ip others", "first")])
     assert sorted(read) == ["first", "second", "third"]
     assert found.keys() == {("ip others", name) for name in leads}
