@@ -167,12 +167,12 @@ class ConditionBoard:
         self._note_transitions()
 
     def current(self) -> tuple[Condition, ...]:
-        """All conditions as of now, in the order in which their scopes were first named."""
+        """Return all conditions as of now, in the order in which their scopes were first named."""
         self._ask_sources()
         return tuple(self._merge().values())
 
     def blocking(self, what: Blocks) -> list[Condition]:
-        """The conditions that keep `what` from working now."""
+        """Return the conditions that keep `what` from working now."""
         return [condition for condition in self.current() if condition.does_block(what)]
 
     def measure(self) -> dict[tuple[str, ...], float]:
@@ -190,7 +190,7 @@ class ConditionBoard:
                     _log.exception("Cannot determine conditions", err=error, scope=scope)
 
     def _merge(self) -> dict[str, Condition]:
-        """By type. Where two scopes have the same type, one that is not true counts."""
+        """Return all conditions by type. Where two scopes have the same type, one that is not true counts."""
         merged: dict[str, Condition] = {}
         now = self._clock()
         for condition in (one for conditions in self._scopes.values() for one in conditions):

@@ -54,7 +54,7 @@ _PACKAGES = ("h11", "h2", "msgspec", "prometheus-client", "PyYAML")
 
 
 def collect_machine_parts(commands: Commands, *, rules: bool) -> Iterator[Part]:
-    """Everything that needs no running proxy; `rules` may name every Service of the cluster."""
+    """Yield everything that needs no running proxy; `rules` may name every Service of the cluster."""
     yield Part("versions.txt", "programs, packages and kernel", _list_versions(commands))
     yield Part("sysctls.txt", "kernel settings that packets depend on", _read_settings())
     yield _count_connections()
@@ -65,7 +65,7 @@ def collect_machine_parts(commands: Commands, *, rules: bool) -> Iterator[Part]:
 
 
 def _read_loaded(commands: Commands) -> Iterator[Part]:
-    """What ipvs mode uses; reading it otherwise would load unused kernel modules."""
+    """Yield what ipvs mode uses, where it is loaded: reading it would load unused kernel modules."""
     name, about = "rules/ipvs.txt", "virtual and real servers, as in /proc/net/ip_vs"
     try:
         yield Part(name, about, Path("/proc/net/ip_vs").read_text())
@@ -100,7 +100,7 @@ def _read_settings() -> str:
 
 
 def _count_connections() -> Part:
-    """How many connections are tracked, by kind; none of them by its addresses."""
+    """Count tracked connections by kind; no address is in the report."""
     name, about = "conntrack.txt", "tracked connections, counted"
     lines = []
     for setting in ("nf_conntrack_count", "nf_conntrack_max", "nf_conntrack_buckets"):
@@ -125,7 +125,7 @@ def _count_flows(family: Family) -> Iterator[str]:
 
 
 def _count_protocol(table: ConntrackTable, protocol: Protocol) -> Counter[str]:
-    """Only those without an answer are ever held: a million flows would take more memory than a proxy's pod may have."""
+    """Count flows. Only unanswered ones are held: a million flows would take more memory than a pod of the proxy may have."""
     counts: Counter[str] = Counter()
 
     def count(destination: bytes, _port: int, answering: bytes, _answering_port: int) -> bool:

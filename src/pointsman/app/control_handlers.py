@@ -22,7 +22,7 @@ T = TypeVar("T", Question, ListQuery, HistoryQuery)
 
 
 def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
-    """What the control socket answers."""
+    """Return the handlers of the control socket."""
 
     async def status(_request: Request) -> StatusReport:
         return await inspector.status()
@@ -43,7 +43,7 @@ def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
 
 
 def build_page_data_routes(inspector: Inspector) -> dict[str, Handler]:
-    """What the status page reads; of the kernel, only samples of the traffic."""
+    """Return the handlers for the status page, which reads of the kernel only samples of the traffic."""
 
     async def status(_request: Request) -> StatusReport:
         return await inspector.status(count=False)

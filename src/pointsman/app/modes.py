@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 def has_net_admin() -> bool:
-    """Whether this process has CAP_NET_ADMIN."""
+    """Return whether this process has CAP_NET_ADMIN."""
     capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return capabilities is None or bool(int(capabilities[1], 16) >> _CAP_NET_ADMIN & 1)
 

@@ -98,7 +98,7 @@ def plan_objects(
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
     findings: Sequence[Finding] = (),
 ) -> Planned:
-    """As `plan_manifests`, for objects at hand."""
+    """Plan these objects, as `plan_manifests` does."""
     notes = [render_finding(finding) for finding in findings]
     node_name, node = _find_node(objects, config.hostname_override, notes)
     facts = build_node_facts(node_name, node, config.bind_address)
@@ -175,7 +175,7 @@ def _track(
 
 
 def _find_node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:
-    """The node to plan for: the one named, the only one, or the one called like this host."""
+    """Return the node to plan for: the one named, the only one, or the one with the name of this host."""
     nodes = {item.metadata.name: item for item in objects if isinstance(item, Node)}
     if wanted:
         if nodes and wanted not in nodes:
@@ -196,7 +196,7 @@ def _find_node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> 
 
 
 def _list_node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]:
-    """What the interfaces presumably hold: loopback and whatever the Node object lists."""
+    """Return what the interfaces presumably hold: loopback and the addresses that the Node object lists."""
     listed = (node.status.addresses if node is not None else None) or ()
     found = [address_from_text(entry.address) for entry in listed if entry.type.endswith("IP")]
     length = family.address_length

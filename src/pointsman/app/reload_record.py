@@ -38,7 +38,7 @@ class ReloadRecord:
                 self.history.add(EventKind.RESTARTED, names=tuple(map(str, changes[:MAX_NAMED])))
 
     def on_rejected(self, reason: str) -> None:
-        """By the decision, or later because it does not work on this node."""
+        """Note a rejection by the decision, or later because the configuration does not work on this node."""
         self._error = reason
         self.history.add(EventKind.CONFIGURATION_REJECTED, error=reason)
         self._results["rejected"] += 1

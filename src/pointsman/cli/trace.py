@@ -212,11 +212,12 @@ def _read_chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, 
     socket = NftablesSocket()
     try:
         reader = ChainReader(socket, family_of(place.address))
-        bases = {(chain.table, chain.name): chain for chain in reader.base_chains(ignored_table="")}
+        bases = {(chain.table, chain.name): chain for chain in reader.list_base_chains(ignored_table="")}
         named = dict.fromkeys((event.table, event.chain) for event in events if not event.ours)
         return {
             (table, name): msgspec.structs.replace(
-                bases.get((table, name), FilterChain(table, name)), rules=tuple(reader.rules(table, name))
+                bases.get((table, name), FilterChain(table, name)),
+                rules=tuple(reader.read_rules(table, name)),
             )
             for table, name in named
         }

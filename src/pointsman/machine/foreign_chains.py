@@ -52,7 +52,7 @@ class ForeignChains:
     def _read_nft(self, family: Family) -> Chains:
         with NftablesSocket() as socket:
             reader = ChainReader(socket, family)
-            return reader.with_rules(reader.base_chains(PROXY_TABLE))
+            return reader.read_chains(reader.list_base_chains(PROXY_TABLE))
 
     def _read_legacy(self, family: Family) -> Chains:
         if LEGACY not in find_variants_in_use(family):

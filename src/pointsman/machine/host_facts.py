@@ -107,7 +107,7 @@ class LinuxHost:
         )
 
     def _is_forwarding(self, family: Family, interfaces: Sequence[str]) -> bool | None:
-        """Each interface may decide for itself: in IPv4, where `ip_forward` sets all at once, and from Linux 6.17 on in IPv6."""
+        """Return None where interfaces decide for themselves: in IPv4, where `ip_forward` sets all at once, and from Linux 6.17 on in IPv6."""
         found = self._sysctls.read_int(_FORWARDING[family])
         own = "ipv4/conf/{}/forwarding" if family is Family.IPV4 else "ipv6/conf/{}/force_forwarding"
         if found == 0 and any(self._sysctls.read_int(f"net/{own.format(name)}") for name in interfaces):

@@ -36,13 +36,13 @@ class ChainReader:
         self._socket = socket
         self._family = family
 
-    def base_chains(self, ignored_table: str) -> list[FilterChain]:
+    def list_base_chains(self, ignored_table: str) -> list[FilterChain]:
         """Return base chains without their rules, in the order in which packets pass those of one hook."""
         found = [chain for proto in self._protos for chain in self._read_base_chains(proto)]
         external = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
         return sorted(external, key=lambda chain: (chain.hook, chain.priority))
 
-    def with_rules(self, chains: Sequence[FilterChain]) -> dict[tuple[str, str], FilterChain]:
+    def read_chains(self, chains: Sequence[FilterChain]) -> dict[tuple[str, str], FilterChain]:
         """Return these chains and those they jump to, but for those of a service proxy, with rules, by table and name."""
         found: dict[tuple[str, str], FilterChain] = {}
         pending = list(chains)
@@ -50,13 +50,13 @@ class ChainReader:
             chain = pending.pop()
             if (chain.table, chain.name) in found:
                 continue
-            filled = msgspec.structs.replace(chain, rules=tuple(self.rules(chain.table, chain.name)))
+            filled = msgspec.structs.replace(chain, rules=tuple(self.read_rules(chain.table, chain.name)))
             found[chain.table, chain.name] = filled
             targets = dict.fromkeys(rule.target for rule in filled.rules if rule.target)
             pending += (FilterChain(chain.table, one) for one in targets if not is_proxy_chain(one))
         return found
 
-    def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
+    def read_rules(self, table: str, chain: str) -> Iterator[FilterRule]:
         """Yield the rules of one chain; `table` includes its family, as in FilterChain."""
         keyword, _, name = table.partition(" ")
         proto = next(number for number, known in FAMILY_KEYWORDS.items() if known == keyword)

@@ -80,7 +80,7 @@ def build_range_match(
         for low, _ in ranges:
             bits |= int.from_bytes(low, sys.byteorder)
         return _build_bits_match(field, bits, negated=negated)
-    full = value_length(field, family)
+    full = find_value_length(field, family)
     prefix = _find_prefix(held.mask) if held.mask else full * 8
     if prefix is None:
         return Match(f"{held.text} masked", None, negated=negated)
@@ -101,7 +101,7 @@ def _format_hex(value: bytes) -> str:
     return hex(int.from_bytes(value, sys.byteorder))
 
 
-def value_length(field: PacketField, family: Family) -> int:
+def find_value_length(field: PacketField, family: Family) -> int:
     """Return the bytes of a whole value of the field."""
     if field in (PacketField.SOURCE, PacketField.DESTINATION):
         return family.address_length

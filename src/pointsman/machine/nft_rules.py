@@ -19,9 +19,9 @@ from pointsman.machine.nft_matches import (
     Loaded,
     build_comparison,
     build_range_match,
+    find_value_length,
     parse_conntrack_match,
     parse_port_match,
-    value_length,
 )
 from pointsman.machine.packet_filter import BIT_NAMES, Action, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
@@ -213,7 +213,7 @@ class _Decoder:
         found = self._elements(name)
         if found is None or held.field is None or held.mask:
             return None
-        length = 4 if held.field in BIT_NAMES else value_length(held.field, self._family)
+        length = 4 if held.field in BIT_NAMES else find_value_length(held.field, self._family)
         return found if all(len(element.low) == length for element in found) else None
 
     def _build_set_match(

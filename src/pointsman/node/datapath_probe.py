@@ -222,7 +222,7 @@ class DatapathProbe:
 
 
 def build_probe_service(addresses: Iterable[bytes]) -> Service:
-    """The Service with these cluster IPs, at most one of each IP family."""
+    """Return the Service with these cluster IPs, at most one of each IP family."""
     texts = [address_text(address) for address in addresses]
     return Service(
         Meta(name=PROBE_NAME, namespace=PROBE_NAMESPACE, creation_timestamp=_LATEST_CREATION_TIME),
@@ -231,7 +231,7 @@ def build_probe_service(addresses: Iterable[bytes]) -> Service:
 
 
 def build_probe_slice(family: Family, endpoint: bytes, port: int, node: str) -> EndpointSlice:
-    """Its only endpoint: this process, at an address of the node's own."""
+    """Return the slice with its only endpoint: this process, at an address of the node."""
     meta = Meta(
         name=f"{PROBE_NAME}-{family.value.lower()}",
         namespace=PROBE_NAMESPACE,

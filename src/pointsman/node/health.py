@@ -98,11 +98,11 @@ class ProxyHealth(SyncListener):
         self.on_queued(family)
 
     def on_worker_busy(self, family: Family) -> None:
-        """The family's worker thread begins a call."""
+        """Note that the worker thread of the family begins a call."""
         self._busy_since[family] = self._monotonic()
 
     def on_worker_idle(self, family: Family) -> None:
-        """The worker thread finished its call."""
+        """Note that the worker thread finished its call."""
         self._busy_since.pop(family, None)
 
     @property
@@ -191,7 +191,7 @@ class SyncConditions(SyncListener):
         return self._logged.values()
 
     def backend_conditions(self) -> Iterator[Condition]:
-        """What only the board logs."""
+        """Yield what only the board logs."""
         yield from self._unlogged.values()
         for conditions in self._from_backends.values():
             yield from conditions

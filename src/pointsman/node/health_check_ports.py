@@ -70,7 +70,7 @@ class HealthCheckPorts(SyncListener):
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
     def conditions(self) -> Iterator[Condition]:
-        """A port that could not be opened is tried again after the next sync."""
+        """Yield whether all ports are open; one that is not is tried again after the next sync."""
         closed = [f"{key}: {why}" for found in self._closed.values() for key, why in found.items()]
         type_ = "HealthCheckNodePorts"
         if closed:

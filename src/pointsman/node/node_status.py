@@ -165,7 +165,7 @@ class NodeStatus:
             _log.warning("Cannot write to the Node that the proxy stopped", err=error)
 
     def conditions(self) -> Iterator[Condition]:
-        """Whether the Node could be written."""
+        """Yield whether the Node could be written."""
         if self._failure:
             yield Condition.false("NodeStatus", "PatchFailed", self._failure)
         else:
@@ -183,7 +183,7 @@ class NodeStatus:
         _log.info("Node condition written", status=found.status.value, reason=found.reason)
 
     async def _write_condition(self, found: ServicesReady) -> None:
-        """A strategic merge patch: the API server replaces the condition of this type and keeps all others."""
+        """Send a strategic merge patch: the API server replaces the condition of this type and keeps all others."""
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         if self._written is None or self._written.status is not found.status:
             self._transition = now

@@ -53,7 +53,7 @@ class Machine(Protocol):
     """The node as the kernel sees it."""
 
     def local_addresses(self, family: Family) -> tuple[bytes, ...]:
-        """Addresses of all interfaces but kube-ipvs0."""
+        """Return the addresses of all interfaces but kube-ipvs0."""
 
     def address_changes(self) -> AsyncIterator[None]:
         """Yield when addresses may have changed."""

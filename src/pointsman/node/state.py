@@ -99,7 +99,7 @@ class NodeState:
         return self._update()
 
     def set_service_ranges(self, key: str, cidrs: Iterable[str] | None) -> bool:
-        """The ranges of a ServiceCIDR object, None when it is deleted."""
+        """Take the ranges of a ServiceCIDR object, None when it is deleted."""
         if cidrs is None:
             self._service_cidrs.pop(key, None)
         else:
@@ -130,7 +130,7 @@ class NodeState:
         }
 
     def _find_fallback_ips(self) -> list[bytes]:
-        """With manifests there may be no Node object: the first routable address of each family, IPv4 first."""
+        """Return the first routable address of each family, IPv4 first, for manifests without a Node; none for an API server."""
         if not self.settings.from_manifests:
             return []
         routable = (
@@ -154,7 +154,7 @@ def build_node_context(
     external_allow: Iterable[str] = (),
     balancing: BalancingDefaults = DEFAULT_BALANCING,
 ) -> NodeContext:
-    """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
+    """Return the context; `config.mode` must be decided, `local_addresses` are those of this family."""
     node_ips = node.ips_of(family)
     capabilities = mode_named(config.mode).capabilities
     return NodeContext(
@@ -186,13 +186,13 @@ def build_node_context(
 
 
 def _limit_balancing(requested: BalancingDefaults, capabilities: Capabilities) -> BalancingDefaults:
-    """The configured defaults, without a default scheduler where the mode has its own, and what the mode can do."""
+    """Return the configured defaults with what the mode can do, without a default scheduler where the mode has its own."""
     scheduler = Scheduler.RANDOM if capabilities.has_default_scheduler else requested.scheduler
     return msgspec.structs.replace(requested, scheduler=scheduler, capabilities=capabilities)
 
 
 def parse_pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:
-    """The Node's own pod ranges, both families."""
+    """Return the pod ranges of the Node, both families."""
     found = (cidr_from_text(text) for text in node.pod_cidrs)
     return tuple(cidr for cidr in found if cidr is not None)
 

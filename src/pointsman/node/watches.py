@@ -39,12 +39,12 @@ class WatchConditions:
         self._started = clock()
 
     def server_conditions(self) -> Iterator[Condition]:
-        """The API server, where the source has one."""
+        """Yield the condition of the API server, where the source has one."""
         if self._source.server:
             yield self._build_server_condition()
 
     def conditions(self) -> Iterator[Condition]:
-        """Each watch and its objects. A watch logs its own failures, and the source each object that cannot be used."""
+        """Yield those of each watch and its objects. A watch logs its own failures, and the source each object that cannot be used."""
         is_reachable = all(server.is_true for server in self.server_conditions())
         for kind, status in self._source.statuses.items():
             yield _build_watch_condition(kind, status, is_reachable=is_reachable)
@@ -64,7 +64,7 @@ class WatchConditions:
         return self._build_unreachable("NoAnswer", f"no answer for {ANSWER_TIMEOUT_SECONDS:.0f} s")
 
     def _build_unreachable(self, reason: str, detail: str) -> Condition:
-        """An address that worked before is the right one: no advice to change it."""
+        """Return the failure, without advice to change an address that worked before."""
         worked = any(status.synced for status in self._source.statuses.values())
         return Condition.false(
             _API_SERVER,
@@ -88,7 +88,7 @@ def _build_watch_condition(kind: str, status: WatchStatus, *, is_reachable: bool
 
 
 def _build_objects_condition(kind: str, status: WatchStatus) -> Condition:
-    """Every object that was delivered can be used."""
+    """Return whether every object that was delivered can be used."""
     type_ = f"Objects{kind[0].upper()}{kind[1:]}"
     if not status.bad_objects:
         return Condition.true(type_, Blocks.SERVICES)

@@ -65,13 +65,13 @@ def test_a_chain_that_several_lead_to_is_read_once() -> None:
     read: list[str] = []
 
     class Leading(ChainReader):
-        def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
+        def read_rules(self, table: str, chain: str) -> Iterator[FilterRule]:
             del table
             read.append(chain)
             return (FilterRule((), Action.JUMP, target) for target in leads[chain])
 
     with contextlib.closing(NftablesSocket()) as socket:
         reader = Leading(socket, Family.IPV4)
-        found = reader.with_rules([FilterChain("ip others", "first")])
+        found = reader.read_chains([FilterChain("ip others", "first")])
     assert sorted(read) == ["first", "second", "third"]
     assert found.keys() == {("ip others", name) for name in leads}
