@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -148,10 +148,16 @@ class Watches:
                 watcher.initial = False
 
     async def _write(self, response: web.StreamResponse, data: bytes | bytearray, watcher: Watcher) -> None:
-        data = gzip.compress(data, 1) if watcher.compressed else data
+        data = _gzip_member(data) if watcher.compressed else data
         chunk = self._chunk_size()
         size = chunk or len(data)
         for start in range(0, len(data), size):
             await response.write(bytes(data[start : start + size]))
             if chunk:
                 await asyncio.sleep(0)
+
+
+def _gzip_member(data: bytes | bytearray) -> bytes:
+    """A gzip member as API servers make it: flushed before its final block, or clients in Go wait for the next member."""
+    compressor = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
+    return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH) + compressor.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import subprocess
 import sys
@@ -84,6 +85,17 @@ async def test_watch_with_initial_events_ends_them_with_a_marked_bookmark() -> N
             assert bookmark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
         server.watch_list = False
         assert (await ask(server, f"{SERVICES}?watch=true&sendInitialEvents=true"))[0] == 422
+
+
+async def test_compressed_events_are_flushed_before_their_gzip_member_ends() -> None:
+    """A client in Go that meets data in the final block holds it back until the next member begins."""
+    async with FakeApiServer() as server, aiohttp.ClientSession(auto_decompress=False) as session:
+        url = f"{server.url}{SERVICES}?watch=true&sendInitialEvents=true"
+        async with session.get(url, headers={"Accept-Encoding": "gzip"}) as response:
+            member = await response.content.readany()
+        flushed, empty_final_block, trailer = b"\0\0\xff\xff", b"\x03\0", 8
+        assert json.loads(gzip.decompress(member))["type"] == "BOOKMARK"
+        assert member[:-trailer].endswith(flushed + empty_final_block)
 
 
 async def test_watch_from_a_compacted_version_gets_an_error_event() -> None:
