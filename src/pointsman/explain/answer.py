@@ -6,21 +6,23 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from pointsman.backends.contract import Mode
-from pointsman.explain.build import explain_endpoint, explain_plan, find_conflict
+from pointsman.explain.build import explain_endpoint, explain_plan
 from pointsman.explain.checks import (
     build_error,
     build_warning,
     check_files,
     check_objects,
+    check_unserved,
+    find_conflict,
+    find_lost_claims,
     find_rejected_services,
     refer_to,
 )
 from pointsman.explain.packets import check_client, find_node_port_denial, parse_clients
 from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.explain.target import EVERYWHERE, Target
-from pointsman.explain.unserved import check_unserved
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import address_text, family_of, host_port_text
+from pointsman.model.addresses import family_of, host_port_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import CONFLICTS, Code, Finding, Severity
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
@@ -50,7 +52,9 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         found = bool(keys)
     else:
         ports += _explain_address(view, target, client)
-        findings += itertools.islice(_find_other_claims(view, target), MAX_OTHER_CLAIMS)
+        if target.address:
+            others = _find_other_claims(view, target.address, target)
+            findings += itertools.islice(others, MAX_OTHER_CLAIMS)
         found = bool(ports)
     if not found and not _explain_behind(view, target, client, ports, findings):
         if target.address is None:
@@ -191,28 +195,15 @@ def _explain_address(view: View, target: Target, client: str) -> Iterator[Servic
             yield explain_plan(view, family, family.plans[name], found[name], client)
 
 
-def _find_other_claims(view: View, target: Target) -> Iterator[Finding]:
+def _find_other_claims(view: View, address: bytes, target: Target) -> Iterator[Finding]:
     """Yield service ports that request the address and port of the question and lost them to another one."""
     for family in view.families:
-        if not target.address or family_of(target.address) is not family.family:
+        if family_of(address) is not family.family:
             continue
-        for name, state in family.states.items():
-            port, plan = state.port, family.plans.get(name)
-            if target.number not in (0, port.port) or target.address not in (
-                port.cluster_ip,
-                *port.external_ips,
-                *port.load_balancer_ips,
-            ):
-                continue
-            if plan is None:
-                lost: Finding | None = find_conflict(family, name)
-            else:
-                text = address_text(target.address)
-                contested = (one for one in plan.findings if one.code in CONFLICTS)
-                lost = next((one for one in contested if one.parameters.get("address") == text), None)
-            if lost is not None and "holder" in lost.parameters:
-                place = host_port_text(target.address, port.port)
-                holder = str(lost.parameters["holder"])
+        for name, lost in find_lost_claims(family, target, address):
+            holder = str(lost.parameters.get("holder", ""))
+            if lost.code in CONFLICTS and holder:
+                place = host_port_text(address, family.states[name].port.port)
                 yield build_warning(Code.ALSO_REQUESTED, servicePort=str(name), frontend=place, holder=holder)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pointsman.backends.contract import Difference, Mode
-from pointsman.explain.checks import build_error, build_warning, check_service_port
-from pointsman.explain.host import check_host
-from pointsman.explain.journey import build_journeys
+from pointsman.explain.checks import build_error, build_not_planned, build_warning, check_service_port
+from pointsman.explain.host import build_journeys, check_host
 from pointsman.explain.packets import (
     Client,
     combine_outcomes,
@@ -96,30 +95,9 @@ def summarize_unplanned(
         total=len(state.endpoints),
         local=sum(endpoint.local for endpoint in state.endpoints),
         type=port.service.type,
-        findings=(describe(_build_not_planned(family, name)),),
+        findings=(describe(build_not_planned(family, name)),),
         endpoints=_summarize_endpoints(state.endpoints, used=()) if detailed else (),
     )
-
-
-def find_conflict(family: FamilyView, name: ServicePortName) -> Finding:
-    """Return why a service port has no plan."""
-    port = family.states[name].port
-    for holder, plan in family.plans.items():
-        if holder.protocol is name.protocol and any(
-            f.address == port.cluster_ip and f.port == port.port for f in plan.frontends
-        ):
-            return build_error(
-                Code.CONTESTED_CLUSTER_IP,
-                address=address_text(port.cluster_ip),
-                frontend=host_port_text(port.cluster_ip, port.port),
-                holder=str(holder),
-            )
-    return _build_not_planned(family, name)
-
-
-def _build_not_planned(family: FamilyView, name: ServicePortName) -> Finding:
-    """Return that there is no plan, without searching for the reason in all others."""
-    return build_error(Code.NOT_PLANNED, servicePort=str(name), family=family.family.value)
 
 
 def format_frontend(frontend: Frontend) -> str:
@@ -169,10 +147,9 @@ def explain_plan(
         journeys = tuple(build_journeys(view, family, family.host, plan, tuple(asked), clients))
         on_host = list(check_host(family, family.host, plan, view.mode, journeys))
         host = HostReport(HostState.OBSTRUCTED if on_host else HostState.CLEAR, family.host.not_read)
-    port = family.states[plan.name].port
     findings = (
         *in_kernel,
-        *check_service_port(port, plan, family, view, clients, fails=fails),
+        *check_service_port(plan, family, view, clients, fails=fails),
         *on_host,
     )
     state = combine_outcomes(outcome.outcome for outcome in outcomes if client or not outcome.is_restricted)

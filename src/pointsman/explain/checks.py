@@ -1,4 +1,4 @@
-"""Likely causes when a Service does not answer, from the facts of one service port. Pure.
+"""Likely causes when a Service, or an address without one, does not answer. Pure.
 
 Each function checks one thing and yields findings; `check_service_port` orders them as they help in debugging.
 """
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pointsman.explain.packets import Client, is_excluded, serves_no_node_ports
+from pointsman.explain.packets import Client, find_node_port_denial, is_excluded, serves_no_node_ports
+from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import address_text
+from pointsman.model.addresses import address_text, family_of, host_port_text, is_loopback
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import DOCUMENT, FILE, Code, Finding, ObjectReference, Severity, Value
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
-from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePort
+from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePortName
 
 
 def build_error(code: Code, **parameters: Value) -> Finding:
@@ -62,7 +63,6 @@ def check_files(view: View) -> Iterator[Finding]:
 
 
 def check_service_port(
-    port: ServicePort,
     plan: ServicePlan,
     family: FamilyView,
     view: View,
@@ -71,13 +71,14 @@ def check_service_port(
     fails: bool,
 ) -> Iterator[Finding]:
     """Yield what is wrong with a planned service port, most decisive first; `fails`: some clients are not served."""
+    port = plan.port
     if fails:
-        yield from _check_endpoints(port, plan, family)
+        yield from _check_endpoints(plan, family)
         yield from _check_local_endpoints(plan, family)
-    if plan.port.node_port and serves_no_node_ports(family):
+    if port.node_port and serves_no_node_ports(family):
         yield build_warning(
             Code.NO_NODE_PORT_ADDRESS,
-            nodePort=plan.port.node_port,
+            nodePort=port.node_port,
             family=family.family.value,
             mode=view.mode.name,
             usual=view.mode.quirks.usual_node_ports,
@@ -87,20 +88,20 @@ def check_service_port(
     yield from view.service_findings.get(port.name.key, ())
     if port.service.external_ips_ignored:
         yield build_warning(Code.EXTERNAL_IPS_IGNORED)
-    if plan.port.service.health_check_node_port and not plan.endpoints.local:
-        yield build_warning(Code.HEALTH_CHECK_FAILS, nodePort=plan.port.service.health_check_node_port)
+    if port.service.health_check_node_port and not plan.endpoints.local:
+        yield build_warning(Code.HEALTH_CHECK_FAILS, nodePort=port.service.health_check_node_port)
     if plan.endpoints.topology_note:
         yield build_warning(Code.HINTS_IGNORED, reason=plan.endpoints.topology_note)
 
 
-def _check_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -> Iterator[Finding]:
+def _check_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Finding]:
     if plan.endpoints.has_any:
         return
     if plan.endpoints.all:
         endpoints = tuple(_describe(endpoint) for endpoint in plan.endpoints.all)
         yield build_error(Code.NO_READY_ENDPOINTS, count=len(endpoints), endpoints=endpoints)
         return
-    key = port.name.key
+    port, key = plan.port, plan.name.key
     slices = family.slices.get(key, {})
     if not slices:
         yield build_error(
@@ -185,3 +186,134 @@ def _check_source_ranges(
 def refer_to(key: str, port: str = "") -> ObjectReference:
     """Return the reference to a Service, or to one of its ports."""
     return ObjectReference("Service", key, port)
+
+
+# --- addresses without a Service ---------------------------------------------------------------------------
+
+
+def check_unserved(view: View, target: Target) -> Iterator[Finding]:
+    """Yield why no Service answers; at least one finding."""
+    address = target.address or b""
+    if not address:
+        yield _check_node_ports(view, target)
+        return
+    family = next((entry for entry in view.families if entry.family is family_of(address)), None)
+    if family is None:
+        yield build_error(Code.FAMILY_NOT_SERVED, family=family_of(address).value)
+        return
+    found = [
+        *_check_conflicts(family, target, address),
+        *_check_node_port(view, family, target, address),
+        *_check_ip_mode(view, address),
+        *_check_other_ports(view, family, address),
+        *_check_service_range(view, family, address),
+    ]
+    yield from found or [build_error(Code.NOT_A_SERVICE_ADDRESS, address=address_text(address))]
+
+
+def _check_node_ports(view: View, target: Target) -> Finding:
+    ports = {p.port.node_port for family in view.families for p in family.plans.values() if p.port.node_port}
+    return build_error(
+        Code.NO_SUCH_NODE_PORT, nodePort=target.number, nodePorts=tuple(str(port) for port in sorted(ports))
+    )
+
+
+def _check_conflicts(family: FamilyView, target: Target, address: bytes) -> Iterator[Finding]:
+    """Yield Services that request this address but lost the conflict."""
+    for name, finding in find_lost_claims(family, target, address):
+        yield Finding(finding.code, Severity.ERROR, refer_to(name.key, name.port), finding.parameters)
+
+
+def find_lost_claims(
+    family: FamilyView, target: Target, address: bytes
+) -> Iterator[tuple[ServicePortName, Finding]]:
+    """Yield service ports that request the address and port asked about and do not get it, with the finding that says why."""
+    text = address_text(address)
+    for name, state in sorted(family.states.items()):
+        port, plan = state.port, family.plans.get(name)
+        requested = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
+        if target.number not in (0, port.port) or address not in requested:
+            continue
+        for finding in plan.findings if plan is not None else (find_conflict(family, name),):
+            if finding.parameters.get("address") == text and finding.severity is not Severity.NOTICE:
+                yield name, finding
+
+
+def find_conflict(family: FamilyView, name: ServicePortName) -> Finding:
+    """Return why a service port has no plan."""
+    port = family.states[name].port
+    for holder, plan in family.plans.items():
+        if holder.protocol is name.protocol and any(
+            f.address == port.cluster_ip and f.port == port.port for f in plan.frontends
+        ):
+            return build_error(
+                Code.CONTESTED_CLUSTER_IP,
+                address=address_text(port.cluster_ip),
+                frontend=host_port_text(port.cluster_ip, port.port),
+                holder=str(holder),
+            )
+    return build_not_planned(family, name)
+
+
+def build_not_planned(family: FamilyView, name: ServicePortName) -> Finding:
+    """Return that there is no plan, without searching for the reason in all others."""
+    return build_error(Code.NOT_PLANNED, servicePort=str(name), family=family.family.value)
+
+
+def _check_node_port(view: View, family: FamilyView, target: Target, address: bytes) -> Iterator[Finding]:
+    if address not in family.node_addresses and not is_loopback(address):
+        return
+    serving = [
+        name
+        for name, plan in sorted(family.plans.items())
+        if plan.port.node_port == target.number != 0 and target.protocol in (None, name.protocol)
+    ]
+    if serving:
+        yield build_error(
+            Code.NODE_PORT_ADDRESSES,
+            servicePort=str(serving[0]),
+            nodePort=target.number,
+            reason=find_node_port_denial(address, serving[0].protocol, family, view.mode),
+        )
+        return
+    yield build_error(Code.NODE_ADDRESS, address=address_text(address), nodePort=target.number or "there")
+
+
+def _check_ip_mode(view: View, address: bytes) -> Iterator[Finding]:
+    text = address_text(address)
+    for _, findings in sorted(view.service_findings.items()):
+        for finding in findings:
+            if finding.code is Code.IP_MODE_PROXY and finding.parameters["address"] == text:
+                yield Finding(finding.code, Severity.ERROR, finding.object, finding.parameters)
+
+
+def _check_other_ports(view: View, family: FamilyView, address: bytes) -> Iterator[Finding]:
+    holders = {
+        name: frontend.kind
+        for name, plan in family.plans.items()
+        for frontend in plan.frontends
+        if frontend.kind is not FrontendKind.NODE_PORT and frontend.address == address
+    }
+    if not holders:
+        return
+    rejected = bool(view.mode.quirks.rejects_other_ports_of.intersection(holders.values()))
+    yield build_error(
+        Code.WRONG_PORT,
+        address=address_text(address),
+        ports=tuple(
+            f"{family.plans[name].port.port}/{name.protocol.name} ({name})" for name in sorted(holders)
+        ),
+        rejected="yes" if rejected else "",
+    )
+
+
+def _check_service_range(view: View, family: FamilyView, address: bytes) -> Iterator[Finding]:
+    held = any(frontend.address == address for plan in family.plans.values() for frontend in plan.frontends)
+    ranges = [cidr for cidr in family.context.service_cidrs if cidr.contains(address)]
+    if not held and ranges:
+        yield build_error(
+            Code.NO_SERVICE_AT_ADDRESS,
+            address=address_text(address),
+            range=str(ranges[0]),
+            dropped="yes" if view.mode.quirks.drops_unallocated else "",
+        )

@@ -1,36 +1,169 @@
 """What on the host, beside the proxy's own rules, keeps packets from a service port or changes them. Pure.
 
-A certain obstacle is an error; one that depends on unknown properties of the packet is a warning.
+A `Journey` says where packets pass netfilter on this host, and what is known of them there. A certain obstacle is an error;
+one that depends on unknown properties of the packet is a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pointsman.backends.contract import Mode
 from pointsman.explain.checks import build_error, build_warning
-from pointsman.explain.journey import TRANSLATION, Journey, Stage
-from pointsman.explain.packets import is_masqueraded
-from pointsman.explain.rule_walk import RuleResult, find_results, select_result
-from pointsman.explain.view import FamilyView
-from pointsman.machine.packet_filter import Action, FilterChain
+from pointsman.explain.packets import Client, decide, is_masqueraded
+from pointsman.explain.rule_walk import Packet, RuleResult, find_results, select_result
+from pointsman.explain.view import FamilyView, View
+from pointsman.kernel.nfnl import NFPROTO
+from pointsman.machine import packet_filter as pf
+from pointsman.machine.nft_matches import NAME_LENGTH
+from pointsman.machine.packet_filter import Action, FilterChain, PacketField
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.decision import ClientKind
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Code, Finding, Severity
 from pointsman.model.node_context import LocalDetector, LocalMode
-from pointsman.model.plan import FrontendKind, ServicePlan
+from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 
 if TYPE_CHECKING:
     from pointsman.kernel.rtnl import Route
     from pointsman.machine.host_facts import HostFacts
 
+TRANSLATION = -100
+"""The priority at which service proxies translate destinations."""
+MAX_ENDPOINTS_FOLLOWED = 8
+"""Through the rules of others, per frontend and client: those for further endpoints rarely differ."""
 DROPS = frozenset((Action.DROP, Action.REJECT))
 FORWARDING_SETTINGS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
 _NEARLY_FULL = 0.9
+
+
+# --- the way of a packet --------------------------------------------------------------------------------------
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A packet at one hook, before and after the proxy gave it its endpoint."""
+
+    hook: str
+    before: Packet
+    after: Packet
+
+    def select_packet(self, priority: int) -> Packet:
+        return self.before if priority < TRANSLATION else self.after
+
+
+class Journey(msgspec.Struct, frozen=True):
+    """The first packet of a connection, from one client to one endpoint by one frontend."""
+
+    client: Client
+    frontend: Frontend
+    endpoint: Endpoint
+    stages: tuple[Stage, ...]
+    """Empty where the rules of others are not followed."""
+    local: bool
+    """The endpoint is at an address of this node: nothing is forwarded."""
+
+
+def build_journeys(
+    view: View,
+    family: FamilyView,
+    host: HostFacts,
+    plan: ServicePlan,
+    asked: tuple[Frontend, ...],
+    clients: tuple[Client, ...],
+) -> Iterator[Journey]:
+    """Yield every way that a connection asked about may take."""
+    for frontend in asked:
+        for client in clients:
+            endpoints = decide(plan, frontend, client, family, view.mode).endpoints
+            for number, endpoint in enumerate(endpoints):
+                local = endpoint.address in family.node_addresses
+                builder = _StageBuilder(family, host, plan, frontend, client, endpoint)
+                stages = builder.build(local=local, by_input=view.mode.quirks.holds_addresses)
+                followed = tuple(stages) if number < MAX_ENDPOINTS_FOLLOWED else ()
+                yield Journey(client, frontend, endpoint, followed, local)
+
+
+class _StageBuilder(NamedTuple):
+    """What the stages of one journey are made from."""
+
+    family: FamilyView
+    host: HostFacts
+    plan: ServicePlan
+    frontend: Frontend
+    client: Client
+    endpoint: Endpoint
+
+    def build(self, *, local: bool, by_input: bool) -> Iterator[Stage]:
+        before, after = self._build_before(), self._build_after()
+        yield Stage("output" if self.client.kind is ClientKind.NODE else "prerouting", before, after)
+        if by_input:
+            yield Stage("input", before, before)
+            yield Stage("output", after, after)
+        elif local:
+            yield Stage("input", after, after)
+            return
+        elif self.client.kind is not ClientKind.NODE:
+            yield Stage("forward", after, after)
+        yield Stage("postrouting", after, after)
+
+    def _list_known(self) -> dict[PacketField, tuple[bytes, bytes]]:
+        protocol = bytes((self.plan.port.protocol.value,))
+        family = bytes((NFPROTO[self.family.family],))
+        known = {PacketField.FAMILY: (family, family), PacketField.PROTOCOL: (protocol, protocol)}
+        source = self._find_source()
+        if source is not None:
+            known[PacketField.SOURCE] = source
+        arriving = self.host.routes.get(self.client.address)
+        if arriving is not None and arriving.interface and self.client.kind is not ClientKind.NODE:
+            known[PacketField.IN_INTERFACE] = _encode_name(arriving.interface)
+        return known
+
+    def _find_source(self) -> tuple[bytes, bytes] | None:
+        address, local = self.client.address, self.family.context.local
+        if address:
+            return address, address
+        if self.client.kind is ClientKind.NODE:
+            route = self.host.routes.get(self.endpoint.address)
+            return (route.source, route.source) if route is not None and route.source else None
+        if self.client.kind is ClientKind.POD and local.mode is LocalMode.CIDR and local.cidr is not None:
+            cidr = local.cidr
+            return cidr.network, cidr.last.to_bytes(len(cidr.network), "big")
+        return None
+
+    def _build_before(self) -> Packet:
+        known = self._list_known()
+        known[PacketField.DESTINATION_PORT] = _encode_port(self.frontend.port)
+        if self.frontend.address:
+            known[PacketField.DESTINATION] = (self.frontend.address, self.frontend.address)
+        return Packet(known, {PacketField.CT_STATE: pf.NEW, PacketField.CT_STATUS: 0})
+
+    def _build_after(self) -> Packet:
+        known = self._list_known()
+        known[PacketField.DESTINATION_PORT] = _encode_port(self.endpoint.port)
+        known[PacketField.DESTINATION] = (self.endpoint.address, self.endpoint.address)
+        route = self.host.routes.get(self.endpoint.address)
+        if route is not None and route.interface:
+            known[PacketField.OUT_INTERFACE] = _encode_name(route.interface)
+        return Packet(
+            known,
+            {PacketField.CT_STATE: pf.NEW | pf.STATE_DNAT, PacketField.CT_STATUS: pf.STATUS_DNAT},
+        )
+
+
+def _encode_port(number: int) -> tuple[bytes, bytes]:
+    packed = number.to_bytes(2, "big")
+    return packed, packed
+
+
+def _encode_name(interface: str) -> tuple[bytes, bytes]:
+    padded = interface.encode().ljust(NAME_LENGTH, b"\0")
+    return padded, padded
+
+
+# --- obstacles --------------------------------------------------------------------------------------------------
 
 
 def check_host(
