@@ -12,8 +12,6 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-import msgspec
-
 from pointsman.backends.contract import (
     Backend,
     Comparison,
@@ -25,23 +23,23 @@ from pointsman.backends.contract import (
     plans_to_compare,
 )
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.batch import (
-    Batch,
-    Changes,
-    Fragments,
-    build_batch,
-    count_rules,
-    find_changes,
-)
 from pointsman.backends.iptables.check import (
     LastMatch,
     check_canaries,
     compare_kernel,
-    find_table_changes,
+    find_full_changes,
 )
 from pointsman.backends.iptables.compile import compile_plan
-from pointsman.backends.iptables.fragment import SHARED_CHAINS, Committed, Fragment, wants_comments
-from pointsman.backends.iptables.isolate import find_rejected, remove_leftovers
+from pointsman.backends.iptables.fragment import (
+    Batch,
+    Committed,
+    Fragment,
+    build_batch,
+    count_rules,
+    find_changes,
+    wants_comments,
+)
+from pointsman.backends.iptables.isolate import find_rejected
 from pointsman.backends.iptables.static import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
@@ -49,14 +47,12 @@ from pointsman.backends.iptables.static import (
     Settings,
     build_settings,
 )
-from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.rule_text import Jump, parse_chains
-from pointsman.backends.netfilter.runners import activate_dormant, describe_unreadable, diff_dormant
+from pointsman.backends.netfilter.runners import activate_dormant, diff_dormant
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
-from pointsman.kernel.iptables import Incompatible, Iptables, RestoreRejected
+from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
@@ -124,8 +120,7 @@ class IptablesBackend(Backend):
     def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         settings, committed = self._settings, Committed(self._committed.fragments)
         if settings is None or settings.context != request.context:
-            counters = frozenset(filter(self._has_counter, _COUNTERS))
-            settings, committed = self._settings_with(request, counters), Committed()
+            settings, committed = self._build_settings(request, self._has_counter), Committed()
         compare = partial(
             compare_kernel,
             self._runner,
@@ -138,10 +133,8 @@ class IptablesBackend(Backend):
         )
         return Comparison(compare)
 
-    # full
-
     def _sync_full(self, request: SyncRequest) -> SyncReport:
-        settings = self._prepare(request)
+        settings = self._build_settings(request, self._make_counter)
         if settings != self._settings:
             self._committed = Committed()
             self._settings = settings
@@ -158,7 +151,8 @@ class IptablesBackend(Backend):
             for name in rejected:
                 fragments.pop(name, None)
             conditions.clear()
-            return self._build_full_batch(settings, fragments, conditions)
+            changes = find_full_changes(self._runner, settings, fragments, conditions)
+            return build_batch(settings, fragments, changes, over_nftables=self._runner.features.nf_tables)
 
         text = self._restore(batch, dict(fragments), rejected, len(request.plans))
         corrected = activate_dormant(self._ruleset)
@@ -169,67 +163,20 @@ class IptablesBackend(Backend):
         self._conditions = tuple(conditions)
         return self._report(True, text, corrected)
 
-    def _prepare(self, request: SyncRequest) -> Settings:
-        """Create the counters where the kernel can, and return what rules are made from."""
-        counters = set()
-        for name in _COUNTERS:
-            with contextlib.suppress(KernelError):
-                self._ensure_counter(name)
-                counters.add(name)
-        return self._settings_with(request, frozenset(counters))
+    def _make_counter(self, name: str) -> bool:
+        """Create a counter; return whether the kernel can."""
+        with contextlib.suppress(KernelError):
+            self._ensure_counter(name)
+            return True
+        return False
 
-    def _settings_with(self, request: SyncRequest, counters: frozenset[str]) -> Settings:
+    def _build_settings(self, request: SyncRequest, has_counter: Callable[[str], bool]) -> Settings:
         facts = KernelFacts(
-            counters=counters,
+            counters=frozenset(filter(has_counter, _COUNTERS)),
             tcp_be_liberal=bool(self._sysctls.read_int(TCP_BE_LIBERAL)),
             random_fully=self._runner.features.random_fully,
         )
         return build_settings(request.context, facts, localhost_node_ports=self._localhost_node_ports)
-
-    def _build_full_batch(
-        self, settings: Settings, fragments: Fragments, conditions: list[Condition]
-    ) -> Batch:
-        try:
-            tables = {table: parse_chains(self._runner.save(table)) for table in (FILTER, NAT)}
-        except KernelError as error:
-            conditions.append(describe_unreadable(error))
-            return self._build_blind_batch(settings, fragments)
-        remove_leftovers(self._runner.restore, tables)
-        stale = set(filter(names.is_service_chain, tables[NAT]))
-        if stale:
-            stale.difference_update(*(fragment.chains for fragment in fragments.values()))
-        changes = msgspec.structs.replace(
-            find_table_changes(settings, fragments, tables),
-            stale=sorted(stale),
-            jumps=[jump for jump in static.JUMPS if not jump.exists_in(tables[jump.table], self._ask)],
-            create_kubelet_firewall=names.KUBELET_FIREWALL not in tables[FILTER],
-            create_canary=True,
-        )
-        return build_batch(settings, fragments, changes, over_nftables=self._runner.features.nf_tables)
-
-    def _build_blind_batch(self, settings: Settings, fragments: Fragments) -> Batch:
-        """Return a batch for tables that cannot be read: jumps are checked one by one, and nothing is deleted."""
-        changes = Changes(
-            own=fragments,
-            shared=SHARED_CHAINS,
-            frames=(FILTER, NAT),
-            jumps=[jump for jump in static.JUMPS if not self._is_known_to_exist(jump)],
-            create_kubelet_firewall=not self._runner.has_chain(FILTER, names.KUBELET_FIREWALL),
-            create_canary=True,
-        )
-        return build_batch(settings, fragments, changes)
-
-    def _is_known_to_exist(self, jump: Jump) -> bool:
-        """Return False among rules that iptables cannot read: a jump that is added twice does no harm."""
-        try:
-            return self._ask(jump)
-        except Incompatible:
-            return False
-
-    def _ask(self, jump: Jump) -> bool:
-        return self._runner.check_rule(jump.table, jump.source, jump.rule)
-
-    # partial
 
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         committed = self._committed
@@ -254,8 +201,6 @@ class IptablesBackend(Backend):
         self._rejected = rejected
         return self._report(False, text)
 
-    # both
-
     def _compile(self, plan: ServicePlan, settings: Settings, comments: bool) -> Fragment:
         """Compile a plan, unless its fragment is committed; `settings` are those of the committed fragments."""
         return self._committed.find(plan, comments=comments) or compile_plan(
@@ -278,7 +223,7 @@ class IptablesBackend(Backend):
             try:
                 self._runner.restore(text)
             except RestoreRejected as error:
-                owner = batch.owner_of(error.line)
+                owner = batch.find_owner(error.line)
                 suspects = {name: part for name, part in candidates.items() if name not in rejected}
                 found = [owner] if owner is not None else find_rejected(self._runner, suspects)
                 if not found or len(rejected) + len(found) > _MAX_ISOLATED:

@@ -9,25 +9,32 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import msgspec
 
 from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.batch import Changes, Fragments
 from pointsman.backends.iptables.compile import compile_plan
 from pointsman.backends.iptables.fragment import (
     NAT_SERVICES,
     SHARED_CHAINS,
+    Changes,
     Committed,
     Fragment,
+    Fragments,
     SharedChain,
     wants_comments,
 )
+from pointsman.backends.iptables.isolate import remove_leftovers
 from pointsman.backends.iptables.static import Settings
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
 from pointsman.backends.netfilter.rule_text import Chains, Jump, canonical_rules, canonicalize, parse_chains
-from pointsman.backends.netfilter.runners import diff_dormant, diff_jumps, diff_rules
-from pointsman.kernel.iptables import Iptables
+from pointsman.backends.netfilter.runners import describe_unreadable, diff_dormant, diff_jumps, diff_rules
+from pointsman.conditions import Condition
+from pointsman.errors import KernelError
+from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -40,6 +47,51 @@ SAVE_TIMEOUT_SECONDS = 20.0
 """For a comparison; after that the kernel could not be read."""
 _SETTLE_SECONDS = 1.0
 _POLL_SECONDS = 0.1
+
+
+# --- a full sync ------------------------------------------------------------------------------------------
+
+
+def find_full_changes(
+    runner: Iptables, settings: Settings, fragments: Fragments, conditions: list[Condition]
+) -> Changes:
+    """Return what a full sync has to write. Tables that cannot be read are a condition: then everything is, and nothing deleted."""
+    try:
+        tables = {table: parse_chains(runner.save(table)) for table in (FILTER, NAT)}
+    except KernelError as error:
+        conditions.append(describe_unreadable(error))
+        return Changes(
+            own=fragments,
+            shared=SHARED_CHAINS,
+            frames=(FILTER, NAT),
+            jumps=[jump for jump in static.JUMPS if not _is_known_to_exist(runner, jump)],
+            create_kubelet_firewall=not runner.has_chain(FILTER, names.KUBELET_FIREWALL),
+            create_canary=True,
+        )
+    remove_leftovers(runner.restore, tables)
+    stale = set(filter(names.is_service_chain, tables[NAT]))
+    if stale:
+        stale.difference_update(*(fragment.chains for fragment in fragments.values()))
+    has_jump = partial(_has_jump, runner)
+    return msgspec.structs.replace(
+        find_table_changes(settings, fragments, tables),
+        stale=sorted(stale),
+        jumps=[jump for jump in static.JUMPS if not jump.exists_in(tables[jump.table], has_jump)],
+        create_kubelet_firewall=names.KUBELET_FIREWALL not in tables[FILTER],
+        create_canary=True,
+    )
+
+
+def _has_jump(runner: Iptables, jump: Jump) -> bool:
+    return runner.check_rule(jump.table, jump.source, jump.rule)
+
+
+def _is_known_to_exist(runner: Iptables, jump: Jump) -> bool:
+    """Return False among rules that iptables cannot read: a jump that is added twice does no harm."""
+    try:
+        return _has_jump(runner, jump)
+    except Incompatible:
+        return False
 
 
 # --- text against text --------------------------------------------------------------------------------------
@@ -65,7 +117,7 @@ def _holds_own_chains(fragment: Fragment, chains: Chains) -> bool:
 
 def _holds_shared(settings: Settings, fragments: Fragments, chain: SharedChain, tables: Tables) -> bool:
     """Compare without regard to the order of services; only the jumps to node ports must come last."""
-    want = b"".join([fragment.lines_in(chain) for fragment in fragments.values()]).splitlines()
+    want = b"".join([fragment.get_lines(chain) for fragment in fragments.values()]).splitlines()
     last = [rule.encode() for rule in _build_last_rules(settings, chain)]
     have = tables[chain.table].get(chain.chain, b"?").splitlines()
     end = len(have) - len(last)
@@ -81,14 +133,14 @@ def _holds_frame(settings: Settings, table: str, chains: Chains) -> bool:
 
 def _build_frame(settings: Settings, table: str) -> dict[str, list[str]]:
     """Return the canonical rules of the chains that no service writes to."""
-    frame: dict[str, list[str]] = {chain: [] for chain in static.frame_chains(table, settings)}
-    for rule in static.frame_rules(table, settings):
+    frame: dict[str, list[str]] = {chain: [] for chain in static.list_frame_chains(table, settings)}
+    for rule in static.build_frame_rules(table, settings):
         frame[rule.split(" ", 2)[1]].append(canonicalize(rule))
     return frame
 
 
 def _build_last_rules(settings: Settings, chain: SharedChain) -> list[str]:
-    return list(static.node_port_jumps(settings)) if chain == NAT_SERVICES else []
+    return list(static.build_node_port_jumps(settings)) if chain == NAT_SERVICES else []
 
 
 # --- rule by rule -------------------------------------------------------------------------------------------
@@ -141,11 +193,11 @@ def _diff_shared(
     owners = {
         rule: name
         for name, fragment in fragments.items()
-        for rule in canonical_rules(fragment.lines_in(chain))
+        for rule in canonical_rules(fragment.get_lines(chain))
     }
     last = [canonicalize(rule) for rule in _build_last_rules(settings, chain)]
     want = [
-        *(rule for fragment in fragments.values() for rule in canonical_rules(fragment.lines_in(chain))),
+        *(rule for fragment in fragments.values() for rule in canonical_rules(fragment.get_lines(chain))),
         *last,
     ]
     what = f"{chain.table} {chain.chain}"
@@ -217,7 +269,7 @@ def compare_kernel(
             settings,
             fragments,
             tables,
-            lambda jump: runner.check_rule(jump.table, jump.source, jump.rule),
+            partial(_has_jump, runner),
             complete=last_match is not None,
         ),
     ]

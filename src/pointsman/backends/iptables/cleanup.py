@@ -121,7 +121,7 @@ def _has_only_guard(chains: dict[str, list[str]]) -> bool:
     """Return whether KUBE-FIREWALL exists and holds nothing but our own rule."""
     rules = chains.get(names.KUBELET_FIREWALL)
     return rules is not None and all(
-        canonicalize(rule) == canonicalize(static.localnet_guard()) for rule in rules
+        canonicalize(rule) == canonicalize(static.build_localnet_guard()) for rule in rules
     )
 
 

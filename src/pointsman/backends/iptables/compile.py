@@ -50,7 +50,7 @@ class ChainNames:
         """The part that all of them share, after the prefix."""
         return _encode_base32(self._start.digest())
 
-    def for_endpoint(self, endpoint: str) -> str:
+    def build_endpoint_name(self, endpoint: str) -> str:
         """Return the chain of an endpoint, given as `ip:port`."""
         state = self._start.copy()
         state.update(endpoint.encode())
@@ -68,7 +68,7 @@ def _encode_base32(digest: bytes) -> str:
 
 def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:
     """Return the fragment; `comments` is false in large clusters, where endpoint rules have none."""
-    return _Compilation(plan, settings, comments).fragment()
+    return _Compilation(plan, settings, comments).build()
 
 
 class _Target(NamedTuple):
@@ -107,7 +107,7 @@ class _Compilation:
         self.targets = _find_targets(plan, chain_names)
         self.mask = format_recent_mask(port.family)
 
-    def fragment(self) -> Fragment:
+    def build(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
         chains = [chain for chain in own if chain] + [target.chain for target in self.targets.values()]
         rules = _compile_own_chains(self)
@@ -202,13 +202,13 @@ def _find_entry_chain(its: _Compilation, frontend: Frontend) -> str:
 def _compile_filter_services(its: _Compilation) -> Iterator[str]:
     for frontend in its.plan.frontends:
         rejects = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.DELIVERED
-        if not rejects and not _resets_for_node(its, frontend):
+        if not rejects and not _is_reset_for_node(its, frontend):
             continue
         for why, target in its.find_rejections(frontend.outcome):
             yield f"-A {names.SERVICES} {its.match_destination(frontend.address, why)} {target}"
 
 
-def _resets_for_node(its: _Compilation, frontend: Frontend) -> bool:
+def _is_reset_for_node(its: _Compilation, frontend: Frontend) -> bool:
     """Return whether the node's own packets need a separate rule: they do not pass the one for external frontends."""
     is_external = frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
     return its.plan.resets_gone and is_external and frontend.outcome is Outcome.REJECTED
@@ -379,7 +379,9 @@ def _find_targets(plan: ServicePlan, chain_names: ChainNames) -> dict[tuple[byte
             host, target = f"{address}/32", f"{address}:{endpoint.port}"
         else:
             host, target = f"{address}/128", f"[{address}]:{endpoint.port}"
-        found[endpoint.address, endpoint.port] = _Target(chain_names.for_endpoint(target), host, target)
+        found[endpoint.address, endpoint.port] = _Target(
+            chain_names.build_endpoint_name(target), host, target
+        )
     return found
 
 

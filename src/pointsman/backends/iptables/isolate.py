@@ -58,8 +58,8 @@ def remove_leftovers(
 def _is_accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     own = [chain for fragment in fragments for chain in fragment.chains]
     sections = (
-        (FILTER, _FILTER_CHAINS, [fragment.rules_in(FILTER) for fragment in fragments]),
-        (NAT, (*_NAT_CHAINS, *own), [fragment.rules_in(NAT) for fragment in fragments]),
+        (FILTER, _FILTER_CHAINS, [fragment.join_rules(FILTER) for fragment in fragments]),
+        (NAT, (*_NAT_CHAINS, *own), [fragment.join_rules(NAT) for fragment in fragments]),
     )
     load, remove = b"", b""
     for table, chains, rules in sections:

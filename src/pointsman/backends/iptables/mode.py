@@ -28,7 +28,7 @@ from pointsman.model.node_context import resolve_node_port_addresses
 from pointsman.obs import MetricGroup
 
 
-def _loopback_denial(node_port: LoopbackNodePort) -> str:
+def _find_loopback_denial(node_port: LoopbackNodePort) -> str:
     if len(node_port.address) != 4:
         return "iptables mode does not serve node ports on IPv6 loopback"
     if node_port.allowed and node_port.where.loopback:
@@ -45,7 +45,7 @@ def _allow_loopback_node_ports(setup: Setup, sysctls: Sysctls, families: Sequenc
         sysctls.ensure(ROUTE_LOCALNET, 1)
 
 
-def _backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
+def _build_backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
     runner = choose_runner(family)
     return IptablesBackend(
         family,
@@ -81,14 +81,14 @@ MODE = Mode(
     name=IPTABLES,
     preflight=lambda _setup, family: find_missing_programs(family),
     before_unprivileged=_allow_loopback_node_ports,
-    backend=_backend,
+    backend=_build_backend,
     render=lambda setup, request: render(
         request, localhost_node_ports=setup.config.iptables.localhost_node_ports
     ),
     cleanup=lambda cleaning: cleanup(find_runners_in_use(cleaning.families), cleaning),
     chains=static.CHAINS,
     quirks=PacketQuirks(
-        rejects_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial
+        rejects_denied_when_empty=True, own_packets_leave=True, loopback_denial=_find_loopback_denial
     ),
     localhost_node_ports=lambda config: config.iptables.localhost_node_ports,
     compare_seconds=300.0,

@@ -48,12 +48,12 @@ def render_saved(settings: Settings, fragments: Mapping[ServicePortName, Fragmen
     """Return fragments and the frame around them, as iptables-save would print the three tables."""
     parts = list(fragments.values())
     own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
-    filter_lines = [*static.filter_rules(settings), static.CANARY_RULE, *_collect_lines(FILTER, parts)]
+    filter_lines = [*static.build_filter_rules(settings), static.CANARY_RULE, *_collect_lines(FILTER, parts)]
     nat_lines = [
-        *static.nat_rules(settings),
+        *static.build_nat_rules(settings),
         static.CANARY_RULE,
         *_collect_lines(NAT, parts),
-        *static.node_port_jumps(settings),
+        *static.build_node_port_jumps(settings),
     ]
     filter_chains = (*static.FILTER_CHAINS, names.KUBELET_FIREWALL, names.CANARY)
     tables: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
@@ -76,4 +76,4 @@ def _format_table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
 
 
 def _collect_lines(table: str, fragments: list[Fragment]) -> list[str]:
-    return b"".join([fragment.rules_in(table) for fragment in fragments]).decode().splitlines()
+    return b"".join([fragment.join_rules(table) for fragment in fragments]).decode().splitlines()

@@ -106,7 +106,7 @@ def build_settings(context: NodeContext, facts: KernelFacts, *, localhost_node_p
     )
 
 
-def frame_chains(table: str, settings: Settings) -> list[str]:
+def list_frame_chains(table: str, settings: Settings) -> list[str]:
     """Return the chains of a table that are ours and that no service writes to."""
     if table == NAT:
         return [names.POSTROUTING, names.MARK_MASQUERADE, names.CANARY]
@@ -114,13 +114,13 @@ def frame_chains(table: str, settings: Settings) -> list[str]:
     return [names.FORWARD, names.CANARY, *guarded]
 
 
-def frame_rules(table: str, settings: Settings) -> list[str]:
+def build_frame_rules(table: str, settings: Settings) -> list[str]:
     """Return the rules in those chains."""
-    rules = nat_rules(settings) if table == NAT else filter_rules(settings)
+    rules = build_nat_rules(settings) if table == NAT else build_filter_rules(settings)
     return [*rules, CANARY_RULE]
 
 
-def localnet_guard() -> str:
+def build_localnet_guard() -> str:
     """Return the rule that protects services on 127.0.0.1 from neighbours, which route_localnet would let in (CVE-2020-8558)."""
     return (
         f"-A {names.KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8"
@@ -129,10 +129,10 @@ def localnet_guard() -> str:
     )
 
 
-def filter_rules(settings: Settings) -> Iterator[str]:
+def build_filter_rules(settings: Settings) -> Iterator[str]:
     """Yield the rules of table filter outside the chains that services write to."""
     if settings.localhost_node_ports:
-        yield localnet_guard()
+        yield build_localnet_guard()
     if not settings.facts.tcp_be_liberal:
         counted = INVALID_COUNTER in settings.facts.counters
         counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if counted else ""
@@ -140,12 +140,12 @@ def filter_rules(settings: Settings) -> Iterator[str]:
     yield from forward_rules(settings.mark)
 
 
-def nat_rules(settings: Settings) -> Iterator[str]:
+def build_nat_rules(settings: Settings) -> Iterator[str]:
     """Yield the rules of table nat outside the chains that services write to."""
     yield from masquerade_rules(settings.mark, random_fully=settings.facts.random_fully)
 
 
-def node_port_jumps(settings: Settings) -> Iterator[str]:
+def build_node_port_jumps(settings: Settings) -> Iterator[str]:
     """Yield the last rules of nat KUBE-SERVICES: packets to the node itself may be for a node port."""
     comment = match_comment(_NODE_PORTS_LAST)
     where = settings.context.node_port_addresses
@@ -165,5 +165,5 @@ def node_port_jumps(settings: Settings) -> Iterator[str]:
 
 def count_rules(settings: Settings) -> dict[str, int]:
     """Return the number of rules that do not depend on any service, by table and without canaries."""
-    nat = (*nat_rules(settings), *node_port_jumps(settings))
-    return {FILTER: len(list(filter_rules(settings))), NAT: len(nat)}
+    nat = (*build_nat_rules(settings), *build_node_port_jumps(settings))
+    return {FILTER: len(list(build_filter_rules(settings))), NAT: len(nat)}

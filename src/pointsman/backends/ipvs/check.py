@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from pointsman.backends.contract import PRESENT, Difference, compile_each
 from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler, Schedulers
-from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet, desired_rules
-from pointsman.backends.ipvs.sockets import Sockets
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet, build_desired_rules
+from pointsman.backends.ipvs.sockets import KernelReader
 from pointsman.backends.ipvs.steps import KernelState
 from pointsman.backends.ledger import Ledger
 from pointsman.backends.netfilter.rule_text import canonical_rules, canonicalize, parse_chains
@@ -46,21 +46,21 @@ class DriftCheck:
         """Forget the digest; to be called when the proxy changed virtual servers itself."""
         self._digest = None
 
-    def find(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
+    def find(self, state: KernelState, reader: KernelReader, excluded: Excluded) -> Difference | None:
         """Return the first difference; raises KernelError."""
         return (
-            self._find_server(state, sockets, excluded)
-            or self._find_address(state, sockets)
-            or next(_diff_sets(state, sockets.sets()), None)
+            self._find_server(state, reader, excluded)
+            or self._find_address(state, reader)
+            or next(_diff_sets(state, reader.read_sets()), None)
         )
 
-    def _find_server(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
-        listing = sockets.dump_servers()
+    def _find_server(self, state: KernelState, reader: KernelReader, excluded: Excluded) -> Difference | None:
+        listing = reader.dump_servers()
         digest = ipvs.compute_digest(listing)
         if digest == self._digest:
             return None
         unexpected, missing = ipvs.diff_listing(listing, state.servers.values())
-        keys = [s.key for s in unexpected if sockets.is_of_family(s) and not excluded(s.key)]
+        keys = [s.key for s in unexpected if reader.is_of_family(s) and not excluded(s.key)]
         for want, have, found in (
             (PRESENT, "", [server.key for server in missing]),
             (PRESENT, "other settings", [key for key in keys if key in state.servers]),
@@ -71,9 +71,9 @@ class DriftCheck:
         self._digest = digest
         return None
 
-    def _find_address(self, state: KernelState, sockets: Sockets) -> Difference | None:
-        if sockets.addresses_may_have_changed() or not self._addresses_match:
-            self._addresses_match = sockets.addresses() == state.keys[ADDRESS]
+    def _find_address(self, state: KernelState, reader: KernelReader) -> Difference | None:
+        if reader.take_address_changes() or not self._addresses_match:
+            self._addresses_match = reader.read_addresses() == state.keys[ADDRESS]
         if self._addresses_match:
             return None
         return Difference(f"addresses of {IPVS_DEVICE}", PRESENT, "other addresses")
@@ -108,13 +108,13 @@ def compare_kernel(
     `rules` are given when these are the plans of some service ports only: rules depend on all of them.
     """
     desired = Ledger(compile_each(plans, Compiler(context, schedulers).compile, {}))
-    with Sockets(context.family) as sockets:
-        found = sockets.read(desired, only_desired=rules is not None)
-    rules = rules or desired_rules(desired, context, random_fully=random_fully)
+    with KernelReader(context.family) as reader:
+        found = reader.read(desired, only_desired=rules is not None)
+    rules = rules or build_desired_rules(desired, context, random_fully=random_fully)
     return [
         *diff_servers(desired, found, draining, excluded),
         *diff_keys(desired, found),
-        *diff_rule_set(rules, {table: save(table) for table, _ in rules.tables()}),
+        *diff_rule_set(rules, {table: save(table) for table, _ in rules.list_tables()}),
         *diff_dormant(ruleset),
     ]
 
@@ -171,7 +171,7 @@ def diff_keys(desired: Ledger, found: KernelState) -> Iterator[Difference]:
 def diff_rule_set(rules: RuleSet, saved: Mapping[str, bytes]) -> Iterator[Difference]:
     """Yield differences of the rules in our chains and of the jumps to them; `saved` are tables as iptables-save prints them."""
     tables = {table: parse_chains(text) for table, text in saved.items()}
-    for table, wanted in rules.tables():
+    for table, wanted in rules.list_tables():
         for chain in CHAINS[table]:
             want = [canonicalize(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
             have = canonical_rules(tables[table].get(chain, b""))

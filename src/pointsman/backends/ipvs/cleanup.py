@@ -113,7 +113,12 @@ def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
 def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
     with IpsetSocket() as sock:
         present = sock.list_headers()
-        ours = [header.name for family in Family for header in sets.headers(family) if header.name in present]
+        ours = [
+            header.name
+            for family in Family
+            for header in sets.build_headers(family)
+            if header.name in present
+        ]
         kept = 0
         for name in () if dry_run else ours:
             try:

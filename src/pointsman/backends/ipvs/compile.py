@@ -123,15 +123,15 @@ class ServerRow(NamedTuple):
     """The only real servers that may wait for the end of their connections when they leave; None for all."""
 
 
-def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
+def find_node_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """Return the node's own addresses that Services may use: no loopback, no IPv6 link-local."""
     return tuple(address for address in context.addresses_in_rules if _is_usable(address))
 
 
-def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
+def find_node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """Return the addresses at which every node port gets a virtual server."""
     if context.node_port_addresses.match_all:
-        return node_addresses(context)
+        return find_node_addresses(context)
     return tuple(address for address in context.node_port_addresses.addresses if _is_usable(address))
 
 
@@ -145,8 +145,8 @@ class Compiler:
 
     def __init__(self, context: NodeContext, schedulers: Schedulers) -> None:
         self._schedulers = schedulers
-        self._own = frozenset(node_addresses(context))
-        self._node_ports_at = node_port_addresses(context)
+        self._own = frozenset(find_node_addresses(context))
+        self._node_ports_at = find_node_port_addresses(context)
         self._node_ip = context.node_ips[0] if context.node_ips else b""
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
@@ -167,7 +167,7 @@ class Compiler:
             rows.add_entry(
                 sets.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.port.service.health_check_node_port)
             )
-        return rows.result()
+        return rows.collect()
 
     def _add_address(self, rows: _Rows, frontend: Frontend, protocol: int) -> None:
         address, port = frontend.address, frontend.port
@@ -250,7 +250,7 @@ class _Rows:
         weights = (self._local or self._cluster) if local else self._cluster
         self.add(SERVER, key, ServerRow(server, {**self._kept, **weights}, self._may_drain))
 
-    def result(self) -> tuple[Row, ...]:
+    def collect(self) -> tuple[Row, ...]:
         return tuple(self._rows.values())
 
 

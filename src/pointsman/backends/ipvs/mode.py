@@ -44,7 +44,7 @@ def preflight(setup: Setup, family: Family) -> list[str]:
         if not ipvs.has_scheduler(scheduler):
             return [f"ipvs.scheduler {scheduler}: this kernel lacks it; try: modprobe ip_vs_{scheduler}"]
     with IpsetSocket() as ipset:
-        ipset.check({(header.type, header.family) for header in sets.headers(family)})
+        ipset.check({(header.type, header.family) for header in sets.build_headers(family)})
     return find_missing_programs(family)
 
 
@@ -79,7 +79,7 @@ def compute_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:
     return wanted
 
 
-def _backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:
+def _build_backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:
     runner = choose_runner(family)
     ranges = (cidr_from_text(text) for text in setup.config.ipvs.exclude_cidrs)
     settings = IpvsSettings(
@@ -110,7 +110,7 @@ MODE = Mode(
     name=IPVS,
     preflight=preflight,
     prepare=prepare,
-    backend=_backend,
+    backend=_build_backend,
     render=lambda setup, request: render(request, find_scheduler(setup)),
     cleanup=lambda cleaning: cleanup(
         find_runners_in_use(cleaning.families),

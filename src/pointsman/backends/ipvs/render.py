@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler, Schedulers
-from pointsman.backends.ipvs.rules import CHAINS, JUMPS, desired_rules
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, build_desired_rules
 from pointsman.backends.ledger import Ledger
 from pointsman.backends.netfilter import names
 from pointsman.kernel.ipvs_objects import (
@@ -63,7 +63,7 @@ def _format_options(server: VirtualServer) -> str:
 def render_sets(desired: Ledger, family: Family) -> str:
     """Return all sets as `ipset save`, empty ones included."""
     lines: list[str] = []
-    for header in sets.headers(family):
+    for header in sets.build_headers(family):
         lines.append(_format_create(header))
         lines += [f"add {header.name} {render_entry(entry)}" for entry in sorted(desired.rows(header.name))]
     return "".join(f"{line}\n" for line in lines)
@@ -85,7 +85,7 @@ def _format_create(header: SetHeader) -> str:
 def render_rules(desired: Ledger, context: NodeContext) -> str:
     """Return the rules as `iptables-save` on a node without other rules."""
     lines: list[str] = []
-    for table, rules in desired_rules(desired, context).tables():
+    for table, rules in build_desired_rules(desired, context).list_tables():
         lines.append(f"*{table}")
         lines += [f":{chain} ACCEPT [0:0]" for chain in names.BUILT_IN[table]]
         lines += [f":{chain} - [0:0]" for chain in sorted(CHAINS[table])]

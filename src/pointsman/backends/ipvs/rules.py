@@ -77,13 +77,13 @@ class RuleSet(NamedTuple):
     nat: tuple[str, ...]
     filter: tuple[str, ...]
 
-    def tables(self) -> Iterable[tuple[str, tuple[str, ...]]]:
+    def list_tables(self) -> Iterable[tuple[str, tuple[str, ...]]]:
         return ((NAT, self.nat), (FILTER, self.filter))
 
-    def restore_text(self, missing_jumps: Collection[Jump] = ()) -> bytes:
+    def render_restore(self, missing_jumps: Collection[Jump] = ()) -> bytes:
         """Return the input of one iptables-restore --noflush that replaces our chains and keeps all others."""
         lines: list[str] = []
-        for table, rules in self.tables():
+        for table, rules in self.list_tables():
             lines.append(f"*{table}")
             lines += [f":{chain} - [0:0]" for chain in CHAINS[table]]
             lines += [f"-I {jump.line}" for jump in JUMPS if jump.table == table and jump in missing_jumps]
@@ -105,12 +105,12 @@ def build_rules(
     `blocked` are load-balancer addresses that the node itself may not use.
     """
     writer = _Writer(context, filled)
-    return RuleSet(tuple(writer.nat(random_fully)), tuple(writer.filter(blocked)))
+    return RuleSet(tuple(writer.build_nat(random_fully)), tuple(writer.build_filter(blocked)))
 
 
-def desired_rules(desired: Ledger, context: NodeContext, *, random_fully: bool = True) -> RuleSet:
+def build_desired_rules(desired: Ledger, context: NodeContext, *, random_fully: bool = True) -> RuleSet:
     """Return the rules that belong to the desired rows: those of sets without entries are left out."""
-    filled = tuple([name for name in sets.names(context.family) if desired.rows(name)])
+    filled = tuple([name for name in sets.list_names(context.family) if desired.rows(name)])
     return build_rules(context, filled, tuple(desired.rows(BLOCKED)), random_fully=random_fully)
 
 
@@ -128,8 +128,8 @@ class _Writer:
         match_set = f"-m set --match-set {spec.name(self._family)} {match or spec.match}"
         return f"{match_comment(spec.comment)} {match_set}" if comment else match_set
 
-    def nat(self, random_fully: bool) -> Iterable[str]:
-        yield from self._services()
+    def build_nat(self, random_fully: bool) -> Iterable[str]:
+        yield from self._build_services()
         if self._has(sets.LOOP_BACK):
             yield f"-A {names.POSTROUTING} {self._set(sets.LOOP_BACK)} -j MASQUERADE"
         yield from masquerade_rules(self._mark, random_fully=random_fully)
@@ -140,14 +140,14 @@ class _Writer:
             yield f"-A {names.IPVS_LOAD_BALANCER} {self._set(sets.LOAD_BALANCER_LOCAL)} -j RETURN"
         yield f"-A {names.IPVS_LOAD_BALANCER} -j {names.MARK_MASQUERADE}"
 
-    def _services(self) -> Iterable[str]:
+    def _build_services(self) -> Iterable[str]:
         chain = f"-A {names.SERVICES}"
         loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
         yield f"{chain} -s {loopback} -j RETURN"
         if self._has(sets.LOAD_BALANCER):
             yield f"{chain} {self._set(sets.LOAD_BALANCER)} -j {names.IPVS_LOAD_BALANCER}"
         if self._has(sets.CLUSTER_IP):
-            yield f"{chain} {self._cluster_ip_match()} -j {names.MARK_MASQUERADE}"
+            yield f"{chain} {self._match_cluster_ip()} -j {names.MARK_MASQUERADE}"
         if self._has(sets.EXTERNAL_IP):
             yield f"{chain} {self._set(sets.EXTERNAL_IP)} -j {names.MARK_MASQUERADE}"
         for spec in (sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL):
@@ -160,7 +160,7 @@ class _Writer:
             if self._has(spec):
                 yield f"{chain} {self._set(spec, comment=False)} -j ACCEPT"
 
-    def _cluster_ip_match(self) -> str:
+    def _match_cluster_ip(self) -> str:
         """Return which cluster IP traffic is masqueraded: all, or what does not come from local pods.
 
         Without local detection the set is matched with the source instead, which finds nothing but the node's
@@ -173,7 +173,7 @@ class _Writer:
             return self._set(sets.CLUSTER_IP, match="src,dst")
         return f"! {local}{self._set(sets.CLUSTER_IP)}"
 
-    def filter(self, blocked: Iterable[VirtualKey]) -> Iterable[str]:
+    def build_filter(self, blocked: Iterable[VirtualKey]) -> Iterable[str]:
         yield from forward_rules(self._mark)
         yield f"-A {names.IPVS_NODE_PORT} {self._set(sets.HEALTH_CHECK_NODE_PORT)} -j ACCEPT"
         if self._has(sets.LOAD_BALANCER_FIREWALL):

@@ -65,29 +65,49 @@ class NetlinkStep(msgspec.Struct, Generic[T], frozen=True):
         raise NotImplementedError
 
 
-class _EntryStep(NetlinkStep[Any], frozen=True):
-    counts_as: ClassVar[str] = "ipset entries"
-    set_name: str
-
-
-class AddEntries(_EntryStep, frozen=True):
+class AddEntries(NetlinkStep[Any], frozen=True):
     """Add entries to an ipset; one that exists is no error."""
 
+    counts_as: ClassVar[str] = "ipset entries"
+    kind: str
+    """The kind of their rows: the name of the set."""
+
     def _apply(self, state: KernelState, items: Sequence[Any]) -> None:
-        state.keys[self.set_name].update(items)
+        state.keys[self.kind].update(items)
 
 
-class DeleteEntries(_EntryStep, frozen=True):
+class DeleteEntries(NetlinkStep[Any], frozen=True):
     """Delete entries from an ipset; one that does not exist is no error."""
 
+    counts_as: ClassVar[str] = "ipset entries"
+    kind: str
+
     def _apply(self, state: KernelState, items: Sequence[Any]) -> None:
-        state.keys[self.set_name].difference_update(items)
+        state.keys[self.kind].difference_update(items)
+
+
+class Bind(AddEntries, frozen=True):
+    """Add addresses to the dummy device."""
+
+    counts_as: ClassVar[str] = "addresses"
+    kind: str = ADDRESS
+    action: ClassVar[str] = f"add to {IPVS_DEVICE} the address"
+    ignored_errors: ClassVar[frozenset[int]] = frozenset((errno.EEXIST,))
+
+
+class Unbind(DeleteEntries, frozen=True):
+    """Remove addresses from the dummy device."""
+
+    counts_as: ClassVar[str] = "addresses"
+    kind: str = ADDRESS
+    action: ClassVar[str] = f"remove from {IPVS_DEVICE} the address"
+    ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
 
 
 class IpvsStep(NetlinkStep[T], frozen=True):
     """A change of virtual or real servers."""
 
-    def payloads(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         """Yield one message per object."""
         raise NotImplementedError
 
@@ -99,7 +119,7 @@ class AddServers(IpvsStep[VirtualServer], frozen=True):
     action: ClassVar[str] = "add virtual server"
     command: ClassVar[int] = ipvs.CMD_NEW_SERVICE
 
-    def payloads(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         return (ipvs.encode_service(self.command, server) for server in self.items)
 
     def _apply(self, state: KernelState, items: Sequence[VirtualServer]) -> None:
@@ -120,7 +140,7 @@ class RemoveServers(IpvsStep[VirtualKey], frozen=True):
     action: ClassVar[str] = "remove virtual server"
     ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
 
-    def payloads(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         return map(ipvs.encode_service_removal, self.items)
 
     def _apply(self, state: KernelState, items: Sequence[VirtualKey]) -> None:
@@ -137,7 +157,7 @@ class AddReals(IpvsStep[RealOf], frozen=True):
     action: ClassVar[str] = "add real server"
     command: ClassVar[int] = ipvs.CMD_NEW_DEST
 
-    def payloads(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         for key, items in groupby(self.items, attrgetter("server")):
             service = ipvs.encode_service_id(key)
             for item in items:
@@ -162,7 +182,7 @@ class RemoveReals(IpvsStep[RealOf], frozen=True):
     action: ClassVar[str] = "remove real server"
     ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
 
-    def payloads(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         return (
             ipvs.encode_destination_removal(ipvs.encode_service_id(item.server), item.real)
             for item in self.items
@@ -171,28 +191,6 @@ class RemoveReals(IpvsStep[RealOf], frozen=True):
     def _apply(self, state: KernelState, items: Sequence[RealOf]) -> None:
         for server, real in items:
             state.weights.get(server, {}).pop(real, None)
-
-
-class Bind(NetlinkStep[bytes], frozen=True):
-    """Add addresses to the dummy device."""
-
-    counts_as: ClassVar[str] = "addresses"
-    action: ClassVar[str] = f"add to {IPVS_DEVICE} the address"
-    ignored_errors: ClassVar[frozenset[int]] = frozenset((errno.EEXIST,))
-
-    def _apply(self, state: KernelState, items: Sequence[bytes]) -> None:
-        state.keys[ADDRESS].update(items)
-
-
-class Unbind(NetlinkStep[bytes], frozen=True):
-    """Remove addresses from the dummy device."""
-
-    counts_as: ClassVar[str] = "addresses"
-    action: ClassVar[str] = f"remove from {IPVS_DEVICE} the address"
-    ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
-
-    def _apply(self, state: KernelState, items: Sequence[bytes]) -> None:
-        state.keys[ADDRESS].difference_update(items)
 
 
 class DrainReals(msgspec.Struct, frozen=True):
@@ -212,7 +210,7 @@ class WriteRules(msgspec.Struct, frozen=True):
 Step = NetlinkStep[Any] | DrainReals | WriteRules
 
 
-def all_keys(desired: Ledger, state: KernelState) -> Keys:
+def list_all_keys(desired: Ledger, state: KernelState) -> Keys:
     """Return the keys of both sides, for a full sync."""
     keys = {kind: {*desired.rows(kind), *held} for kind, held in state.keys.items()}
     return {**keys, SERVER: {*desired.rows(SERVER), *state.servers}}
@@ -228,69 +226,67 @@ def plan_steps(
     follow all additions, in the reverse order. Only where the rules of iptables mode still serve, ours come last among the
     additions.
     """
-    servers = _ServerSteps(desired, state, touched.get(SERVER, set()), excluded)
-    missing = {
-        kind: [key for key in keys if key in desired.rows(kind) and key not in state.keys[kind]]
-        for kind, keys in touched.items()
-        if kind in state.keys
-    }
-    surplus = {
-        kind: [key for key in keys if key in state.keys[kind] and key not in desired.rows(kind)]
-        for kind, keys in touched.items()
-        if kind in state.keys
-    }
-    bind, unbind = Bind(missing.pop(ADDRESS, ())), Unbind(surplus.pop(ADDRESS, ()))
+    extend, shrink = _plan_server_steps(desired, state, touched.get(SERVER, set()), excluded)
+    missing: list[AddEntries] = []
+    surplus: list[DeleteEntries] = []
+    bind, unbind = Bind(()), Unbind(())
+    for kind, keys in touched.items():
+        if kind not in state.keys:
+            continue
+        rows, held = desired.rows(kind), state.keys[kind]
+        lacking = [key for key in keys if key in rows and key not in held]
+        stale = [key for key in keys if key in held and key not in rows]
+        if kind == ADDRESS:
+            bind, unbind = Bind(lacking), Unbind(stale)
+        else:
+            missing.append(AddEntries(lacking, kind))
+            surplus.append(DeleteEntries(stale, kind))
     write = [WriteRules(rules, state.missing_jumps)] if rules != state.rules else []
-    extend = _drop_empty(*servers.extend, bind)
+    extend += _drop_empty(bind)
     return [
-        *_drop_empty(*(AddEntries(keys, name) for name, keys in missing.items())),
+        *_drop_empty(*missing),
         *((*extend, *write) if state.iptables_mode_serves else (*write, *extend)),
-        *_drop_empty(*servers.shrink, unbind, *(DeleteEntries(keys, name) for name, keys in surplus.items())),
+        *shrink,
+        *_drop_empty(unbind, *surplus),
     ]
 
 
-class _ServerSteps:
-    """Steps for virtual and real servers."""
-
-    def __init__(
-        self,
-        desired: Ledger,
-        state: KernelState,
-        touched: set[VirtualKey],
-        excluded: Callable[[VirtualKey], bool],
-    ) -> None:
-        rows = desired.rows(SERVER)
-        added: list[VirtualServer] = []
-        altered: list[VirtualServer] = []
-        removed: list[VirtualKey] = []
-        joining: dict[int, list[RealOf]] = {}
-        weighing: dict[int, list[RealOf]] = {}
-        draining: list[RealOf] = []
-        leaving: list[RealOf] = []
-        for key in touched:
-            row, have = rows.get(key), state.servers.get(key)
-            if row is None:
-                if have is not None and not excluded(key):
-                    removed.append(key)
-                continue
-            server, wanted, may_drain = row.value
-            if have != server:
-                (added if have is None else altered).append(server)
-            weights = state.weights.get(key, {})
-            for real, weight in wanted.items():
-                if weights.get(real) != weight:
-                    by_weight = weighing if real in weights else joining
-                    by_weight.setdefault(weight, []).append(RealOf(key, real))
-            for real in weights.keys() - wanted.keys():
-                drains = may_drain is None or real in may_drain
-                (draining if drains else leaving).append(RealOf(key, real))
-        self.extend: tuple[NetlinkStep[Any], ...] = (
-            AddServers(added),
-            AlterServers(altered),
-            *(AddReals(items, weight) for weight, items in joining.items()),
-            *(WeighReals(items, weight) for weight, items in weighing.items()),
-        )
-        self.shrink = (DrainReals(draining), RemoveReals(leaving), RemoveServers(removed))
+def _plan_server_steps(
+    desired: Ledger, state: KernelState, touched: set[VirtualKey], excluded: Callable[[VirtualKey], bool]
+) -> tuple[list[Step], list[Step]]:
+    """Return the steps that add and change virtual and real servers, and those that remove them."""
+    rows = desired.rows(SERVER)
+    added: list[VirtualServer] = []
+    altered: list[VirtualServer] = []
+    removed: list[VirtualKey] = []
+    joining: dict[int, list[RealOf]] = {}
+    weighing: dict[int, list[RealOf]] = {}
+    draining: list[RealOf] = []
+    leaving: list[RealOf] = []
+    for key in touched:
+        row, have = rows.get(key), state.servers.get(key)
+        if row is None:
+            if have is not None and not excluded(key):
+                removed.append(key)
+            continue
+        server, wanted, may_drain = row.value
+        if have != server:
+            (added if have is None else altered).append(server)
+        weights = state.weights.get(key, {})
+        for real, weight in wanted.items():
+            if weights.get(real) != weight:
+                by_weight = weighing if real in weights else joining
+                by_weight.setdefault(weight, []).append(RealOf(key, real))
+        for real in weights.keys() - wanted.keys():
+            drains = may_drain is None or real in may_drain
+            (draining if drains else leaving).append(RealOf(key, real))
+    extend = _drop_empty(
+        AddServers(added),
+        AlterServers(altered),
+        *(AddReals(items, weight) for weight, items in joining.items()),
+        *(WeighReals(items, weight) for weight, items in weighing.items()),
+    )
+    return extend, _drop_empty(DrainReals(draining), RemoveReals(leaving), RemoveServers(removed))
 
 
 def _drop_empty(*steps: NetlinkStep[Any] | DrainReals) -> list[Step]:
@@ -310,10 +306,10 @@ class Draining:
     def __contains__(self, item: object) -> bool:
         return item in self._deadlines
 
-    def reals(self) -> list[RealOf]:
+    def list_reals(self) -> list[RealOf]:
         return list(self._deadlines)
 
-    def steps(
+    def plan_steps(
         self, leaving: Iterable[RealOf], present: Mapping[RealOf, RealServer], now: float
     ) -> tuple[WeighReals, RemoveReals]:
         """Return the steps for real servers that are no longer wanted, given what the kernel reports of the TCP ones."""
@@ -331,6 +327,6 @@ class Draining:
 
     def retain(self, weights: Mapping[VirtualKey, Mapping[RealKey, int]]) -> None:
         """Forget real servers that are wanted again or gone, alone or with their virtual server."""
-        for item in self.reals():
+        for item in self.list_reals():
             if weights.get(item.server, {}).get(item.real) != 0:
                 del self._deadlines[item]

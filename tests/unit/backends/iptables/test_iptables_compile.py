@@ -30,13 +30,13 @@ def _settings(node: NodeContext | None = None, facts: KernelFacts = USUAL_KERNEL
 
 
 def _all_lines(fragment: Fragment) -> list[str]:
-    return (fragment.rules_in(NAT) + fragment.rules_in(FILTER)).decode().splitlines()
+    return (fragment.join_rules(NAT) + fragment.join_rules(FILTER)).decode().splitlines()
 
 
 def test_chain_names_are_upstreams() -> None:
     name = ServicePortName("default", "web", "http", Protocol.TCP)
     assert ChainNames(name).base == "CDGGSHYLG3RE2FKL"
-    assert ChainNames(name).for_endpoint("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
+    assert ChainNames(name).build_endpoint_name("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
     name = ServicePortName("default", service, "http", Protocol.UDP)
     digest = hashlib.sha256(f"default/{service}:httpudp{endpoint_text}".encode()).digest()
     expected = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
-    assert ChainNames(name).for_endpoint(endpoint_text) == expected
+    assert ChainNames(name).build_endpoint_name(endpoint_text) == expected
 
 
 @settings(deadline=None)
@@ -121,27 +121,27 @@ def test_the_node_may_use_the_balancer_when_its_address_is_in_the_ranges() -> No
 def test_no_endpoints_means_no_chains() -> None:
     fragment = compile_plan(plan(service_port(node_port=30000)), _settings())
     assert fragment.chains == []
-    assert fragment.rules_in(NAT) == b""
-    assert b"REJECT" in fragment.lines_in(FILTER_SERVICES)
+    assert fragment.join_rules(NAT) == b""
+    assert b"REJECT" in fragment.get_lines(FILTER_SERVICES)
 
 
 def test_ipv6_rejects_with_its_own_icmp() -> None:
     node = context(Family.IPV6)
     fragment = compile_plan(plan(service_port(cluster_ip="fd00::1")), _settings(node))
-    assert b"icmp6-port-unreachable" in fragment.lines_in(FILTER_SERVICES)
-    assert b"-d fd00::1/128" in fragment.lines_in(FILTER_SERVICES)
+    assert b"icmp6-port-unreachable" in fragment.get_lines(FILTER_SERVICES)
+    assert b"-d fd00::1/128" in fragment.get_lines(FILTER_SERVICES)
 
 
 def test_where_asked_clients_of_gone_endpoints_are_reset_and_nobody_else() -> None:
     asked: dict[str, Any] = {"node_port": 30000, "balancing": BalancingRequest(reset_gone=True)}
     asking = service_port(**asked)
     empty = compile_plan(plan(asking), _settings())
-    assert b"-j REJECT --reject-with tcp-reset\n" in empty.lines_in(FILTER_SERVICES)
-    assert b"icmp" not in empty.lines_in(FILTER_SERVICES) + empty.lines_in(FILTER_EXTERNAL)
+    assert b"-j REJECT --reject-with tcp-reset\n" in empty.get_lines(FILTER_SERVICES)
+    assert b"icmp" not in empty.get_lines(FILTER_SERVICES) + empty.get_lines(FILTER_EXTERNAL)
     elsewhere = compile_plan(
         plan(service_port(external_local=True, **asked), endpoint(local=False)), _settings()
     )
-    known, new = elsewhere.lines_in(FILTER_EXTERNAL).splitlines()
+    known, new = elsewhere.get_lines(FILTER_EXTERNAL).splitlines()
     assert known.endswith(b"! --tcp-flags FIN,SYN,RST,ACK SYN -j REJECT --reject-with tcp-reset")
     assert new.endswith(b"-j DROP")
 

@@ -30,7 +30,7 @@ class MemorySockets(Sockets):
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self.held = KernelState(header.name for header in sets.headers(family))
+        self.held = KernelState(header.name for header in sets.build_headers(family))
         self.refuses: Callable[[NetlinkStep[Any], Any], bool] = lambda step, item: False
         self.reason = errno.EINVAL
         self.probe_error: KernelError | None = None
@@ -49,10 +49,10 @@ class MemorySockets(Sockets):
     def reread(self, key: VirtualKey, state: KernelState) -> None:
         """There is no other program."""
 
-    def sets(self) -> dict[str, SetHeader]:
+    def read_sets(self) -> dict[str, SetHeader]:
         return {}
 
-    def connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
+    def read_connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
         return {
             RealOf(key, real): RealServer(real, weight, self.open_connections)
             for key in keys
@@ -64,7 +64,7 @@ class MemorySockets(Sockets):
             raise self.probe_error
         return True
 
-    def unrouted(self, addresses: Sequence[bytes]) -> list[bytes]:
+    def find_unrouted(self, addresses: Sequence[bytes]) -> list[bytes]:
         return []
 
     def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:

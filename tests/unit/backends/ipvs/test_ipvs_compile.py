@@ -14,8 +14,8 @@ from pointsman.backends.ipvs.compile import (
     Compiler,
     Schedulers,
     ServerRow,
-    node_addresses,
-    node_port_addresses,
+    find_node_addresses,
+    find_node_port_addresses,
 )
 from pointsman.backends.ledger import Row
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, SetEntry, VirtualKey
@@ -214,9 +214,9 @@ def test_ipv6_sets_have_their_own_names() -> None:
 
 def test_loopback_and_link_local_are_not_the_nodes_own() -> None:
     four = context(addresses_in_rules=(packed("127.0.0.1"), packed("127.9.9.9"), NODE))
-    assert node_addresses(four) == (NODE,)
+    assert find_node_addresses(four) == (NODE,)
     chosen = NodePortAddresses(match_all=False, addresses=(packed("127.0.0.1"), NODE))
-    assert node_port_addresses(context(node_port_addresses=chosen)) == (NODE,)
+    assert find_node_port_addresses(context(node_port_addresses=chosen)) == (NODE,)
 
 
 def test_endpoints_keep_their_own_ports() -> None:

@@ -15,7 +15,7 @@ GOES = (WeighReals([], 0), RemoveReals([ONE]))
 
 
 def steps(draining: Draining, item: RealOf, now: float, **seen: int) -> tuple[WeighReals, RemoveReals]:
-    return draining.steps([item], {item: RealServer(item.real, **seen)}, now)
+    return draining.plan_steps([item], {item: RealServer(item.real, **seen)}, now)
 
 
 def test_a_server_without_connections_goes_at_once() -> None:
@@ -28,7 +28,7 @@ def test_a_server_with_connections_stops_getting_new_ones_and_waits() -> None:
     draining = Draining(100)
     assert steps(draining, ONE, 0, weight=1, active=1) == (WeighReals([ONE], 0), RemoveReals([]))
     assert steps(draining, ONE, 60, weight=0, inactive=1) == STAYS
-    assert draining.reals() == [ONE]
+    assert draining.list_reals() == [ONE]
     assert steps(draining, ONE, 61, weight=0) == GOES
     assert len(draining) == 0
 
@@ -52,7 +52,7 @@ def test_weight_zero_left_by_an_earlier_process_is_drained_on() -> None:
 
 
 def test_what_the_kernel_no_longer_has_is_removed_from_memory_too() -> None:
-    assert Draining(100).steps([ONE], {}, 0) == GOES
+    assert Draining(100).plan_steps([ONE], {}, 0) == GOES
 
 
 def test_one_that_is_wanted_again_or_gone_is_forgotten() -> None:
@@ -60,7 +60,7 @@ def test_one_that_is_wanted_again_or_gone_is_forgotten() -> None:
     for item in (ONE, TWO):
         steps(draining, item, 0, weight=1, active=1)
     draining.retain({TCP: {ONE.real: 1, TWO.real: 0}})
-    assert draining.reals() == [TWO]
+    assert draining.list_reals() == [TWO]
     draining.retain({TCP: {}})
     assert len(draining) == 0
     steps(draining, ONE, 2, weight=1, active=1)

@@ -12,7 +12,7 @@ from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode
 
-ALL_SETS = sets.names(Family.IPV4)
+ALL_SETS = sets.list_names(Family.IPV4)
 
 
 def cluster_ip_rule(**fields: Any) -> str:
@@ -69,7 +69,7 @@ def test_blocked_addresses_are_dropped_on_their_way_out() -> None:
 
 def test_one_restore_replaces_all_chains_and_adds_only_missing_jumps() -> None:
     rules = build_rules(context(Family.IPV6), (), ())
-    text = rules.restore_text([JUMPS[0], JUMPS[-1]]).decode()
+    text = rules.render_restore([JUMPS[0], JUMPS[-1]]).decode()
     assert text.count("COMMIT\n") == 2
     assert [line for line in text.splitlines() if line.startswith("-I ")] == [
         '-I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',

@@ -11,7 +11,7 @@ from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import ADDRESS, BLOCKED, SERVER, ServerRow
-from pointsman.backends.ipvs.rules import desired_rules
+from pointsman.backends.ipvs.rules import build_desired_rules
 from pointsman.backends.ipvs.steps import (
     TCP,
     AddEntries,
@@ -29,7 +29,7 @@ from pointsman.backends.ipvs.steps import (
     Unbind,
     WeighReals,
     WriteRules,
-    all_keys,
+    list_all_keys,
     plan_steps,
 )
 from pointsman.backends.ledger import Keys, Ledger, Row
@@ -37,7 +37,7 @@ from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, SetEntry,
 from pointsman.model.service import Protocol, ServicePortName
 
 CONTEXT = context()
-SET_NAMES = [header.name for header in sets.headers(CONTEXT.family)]
+SET_NAMES = [header.name for header in sets.build_headers(CONTEXT.family)]
 NAMES = [ServicePortName("default", name, "http", Protocol.TCP) for name in "abcd"]
 ADDRESSES = [packed(f"10.96.0.{last}") for last in (1, 2, 3)]
 REALS = [RealKey(packed(f"10.244.0.{last}"), 8080) for last in (1, 2, 3)]
@@ -114,8 +114,8 @@ class Simulation:
         self._busy = busy
 
     def steps(self, desired: Ledger, touched: Keys | None = None) -> list[Any]:
-        touched = touched if touched is not None else all_keys(desired, self.known)
-        rules = desired_rules(desired, CONTEXT)
+        touched = touched if touched is not None else list_all_keys(desired, self.known)
+        rules = build_desired_rules(desired, CONTEXT)
         return list(plan_steps(desired, self.known, touched, rules, lambda key: key.address == EXCLUDED))
 
     def expanded(self, step: Any) -> list[Any]:
@@ -125,7 +125,7 @@ class Simulation:
             item: RealServer(item.real, self.known.weights[item.server][item.real], int(item in self._busy))
             for item in step.items
         }
-        return [part for part in self.draining.steps(step.items, present, now=0) if part.items]
+        return [part for part in self.draining.plan_steps(step.items, present, now=0) if part.items]
 
     def take(self, step: Any) -> None:
         if isinstance(step, WriteRules):
@@ -150,7 +150,7 @@ class Simulation:
             assert all(weights[real] == weight for real, weight in reals.items())
             assert all(RealOf(key, real) in self.draining for real, weight in weights.items() if not weight)
         assert known.keys == {kind: set(desired.rows(kind)) for kind in known.keys}
-        assert known.rules == desired_rules(desired, CONTEXT)
+        assert known.rules == build_desired_rules(desired, CONTEXT)
 
 
 @given(kernels(), requests(), busy_reals)
@@ -171,7 +171,7 @@ def test_the_same_again_asks_only_for_those_that_still_drain(
     simulation, desired = Simulation(known, busy), Ledger(wanted)
     simulation.sync(desired)
     asked = {item for step in simulation.steps(desired) for item in step.items}
-    assert asked == set(simulation.draining.reals())
+    assert asked == set(simulation.draining.list_reals())
     assert [part for step in simulation.steps(desired) for part in simulation.expanded(step)] == []
 
 
@@ -210,7 +210,7 @@ def test_nothing_is_used_before_it_exists_or_taken_away_before_its_replacement_i
         return known.keys[ADDRESS] >= desired.rows(ADDRESS).keys()
 
     def everything_is_there() -> bool:
-        rules = known.rules == desired_rules(desired, CONTEXT)
+        rules = known.rules == build_desired_rules(desired, CONTEXT)
         return entries_are_there() and servers_are_there() and addresses_are_there() and rules
 
     for step in simulation.steps(desired):
@@ -239,7 +239,7 @@ def test_nothing_is_used_before_it_exists_or_taken_away_before_its_replacement_i
                     assert everything_is_there()
                     assert known.keys[ADDRESS] == desired.rows(ADDRESS).keys()
                 case AddEntries():
-                    assert not known.keys[part.set_name] & set(part.items)
+                    assert not known.keys[part.kind] & set(part.items)
             simulation.take(part)
 
 
