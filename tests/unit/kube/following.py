@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
+from tests.harness.waiting import async_wait_until
 
 from pointsman.kube.client import MAX_BODY_BYTES, ApiClient
 from pointsman.kube.resources import SERVICES, Resource
@@ -32,6 +33,7 @@ class Follower:
         max_body: int,
         **options: Any,
     ) -> None:
+        self._server = server
         self.status = WatchStatus()
         self.time = SkippingClock()
         self.bad: list[Finding] = []
@@ -55,6 +57,11 @@ class Follower:
         while not seen or not isinstance(seen[-1], Synced):
             seen.append(await self.next())
         return seen
+
+    async def until_watching(self) -> None:
+        """Wait for the first list, and for the watch that follows it."""
+        await self.until_synced()
+        await async_wait_until(lambda: self._server.watch_count() == 1)
 
     async def next_text(self) -> str:
         return text(await self.next())
@@ -94,11 +101,6 @@ async def following(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await follower.client.close()
-
-
-async def given_up(reading: asyncio.Future[str]) -> None:
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
 
 
 both_ways = pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist", "paged"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, service
 from tests.harness.waiting import async_wait_until
-from tests.unit.kube.following import both_ways, following, given_up, text
+from tests.unit.kube.following import both_ways, following, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES
 from pointsman.model.objects import EndpointSlice, Service, Upsert
@@ -22,16 +20,14 @@ async def test_gone_leads_to_a_relist_that_yields_only_differences(watch_list: b
         for name in ("kept", "changed", "removed"):
             server.add(service(name))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.break_watches()
             server.store.listeners.clear()
             server.delete("Service", "default/removed")
             server.update(service("changed", type="NodePort"))
             server.add(service("new"))
             server.compact()
-            seen = {await reading, await follower.next_text(), await follower.next_text()}
+            seen = {await follower.next_text(), await follower.next_text(), await follower.next_text()}
             assert seen == {"+default/changed@105", "+default/new@106", "-default/removed"}
             assert follower.status.lists == 2
             assert follower.status.objects == 3
@@ -43,11 +39,9 @@ async def test_http_410_on_a_watch_also_leads_to_a_relist() -> None:
         server.fail_next(410, watch=True, path="services")
         server.watch_list = False
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert follower.status.lists == 2
             assert follower.time.pauses == pytest.approx([1.2])
 
@@ -56,16 +50,13 @@ async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetit
     async with FakeApiServer(speaks_protobuf=False) as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.add(service("b"))
-            assert await reading == "+default/b@102"
-            reading = asyncio.ensure_future(follower.next_text())
+            assert await follower.next_text() == "+default/b@102"
             server.break_watches(partial=b'{"type":"MODIFIED","object":{"metadata":{"na')
             await async_wait_until(lambda: len(server.requests) == 3 and server.watch_count() == 1)
             server.add(service("c"))
-            assert await reading == "+default/c@103"
+            assert await follower.next_text() == "+default/c@103"
             assert follower.status.lists == 1
             assert follower.status.failures_total == 1
             cause = (
@@ -86,13 +77,11 @@ async def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
     async with FakeApiServer(speaks_protobuf=False) as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.send_raw("Service", garbage)
             await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert "unreadable event" in follower.status.last_error
 
 
@@ -100,13 +89,11 @@ async def test_error_event_other_than_gone_is_followed_by_a_pause_and_a_relist()
     async with FakeApiServer() as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.send_error("Service", 500, "InternalError", "etcd is unwell")
             await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert "etcd is unwell" in follower.status.last_error
 
 
@@ -116,7 +103,6 @@ async def test_silent_connection_is_replaced_by_a_new_watch_and_silent_watches_b
     """A server sends a bookmark every minute: what holds those back may hold back changes as well."""
     async with FakeApiServer() as server, following(server, idle=0.2) as follower:
         await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next_text())
         status, time = follower.status, follower.time
 
         async def another_watch() -> None:
@@ -141,32 +127,29 @@ async def test_silent_connection_is_replaced_by_a_new_watch_and_silent_watches_b
         assert status.connected
         server.send_bookmark("Service")
         server.add(service("a"))
-        assert await reading == "+default/a@101"
+        assert await follower.next_text() == "+default/a@101"
 
 
 async def test_bookmarks_move_the_place_to_resume_from() -> None:
     async with FakeApiServer() as server, following(server) as follower:
-        await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next_text())
-        await async_wait_until(lambda: server.watch_count() == 1)
+        await follower.until_watching()
         server.store.version = 5000
         server.send_bookmark("Service")
         server.end_watches()
         await async_wait_until(lambda: server.requests[-1].query.get("resourceVersion") == "5000")
         await async_wait_until(lambda: server.watch_count() == 1)
         server.add(service("a"))
-        assert await reading == "+default/a@5001"
+        assert await follower.next_text() == "+default/a@5001"
         assert follower.status.lists == 1
 
 
 async def test_lines_of_any_length_in_pieces_of_any_size() -> None:
     async with FakeApiServer() as server, following(server, ENDPOINT_SLICES) as follower:
         await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next())
         await async_wait_until(lambda: server.watch_count() == 1)
         huge = endpoint_slice("huge", *(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(12_000)))
         server.add(huge)
-        event = await reading
+        event = await follower.next()
         assert isinstance(event, Upsert)
         assert isinstance(event.object, EndpointSlice)
         assert len(event.object.endpoints or ()) == 12_000
@@ -183,12 +166,10 @@ async def test_a_place_to_resume_from_that_the_server_refuses_is_given_up_at_onc
     async with FakeApiServer(watch_list=False) as server:
         server.fail_next(status, watch=True, path="services")
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             assert follower.status.lists == 2
             server.add(service("a"))
-            assert await reading == "+default/a@101"
+            assert await follower.next_text() == "+default/a@101"
 
 
 async def test_a_server_that_cannot_resume_three_times_is_asked_for_a_list() -> None:
@@ -196,11 +177,8 @@ async def test_a_server_that_cannot_resume_three_times_is_asked_for_a_list() -> 
     async with FakeApiServer(watch_list=False) as server:
         server.fail_next(504, watch=True, path="services", times=3)
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             assert follower.status.lists == 2
-            await given_up(reading)
 
 
 @both_ways

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import struct
 from typing import Any
@@ -109,13 +108,11 @@ async def test_a_malformed_frame_leads_to_a_relist(garbage: bytes) -> None:
     async with FakeApiServer() as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.send_raw("Service", garbage)
             await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert "unreadable event" in follower.status.last_error
 
 
@@ -124,13 +121,11 @@ async def test_a_stream_broken_inside_a_frame_is_resumed_without_loss_or_repetit
     async with FakeApiServer() as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.break_watches(partial=partial)
             await async_wait_until(lambda: len(server.requests) == 3 and server.watch_count() == 1)
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert follower.status.lists == 1
             assert follower.status.failures_total == 1
 

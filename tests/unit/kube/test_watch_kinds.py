@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -31,10 +30,9 @@ async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_li
             assert (bad.object.kind, bad.object.key, bad.code.value) == ("Service", "shop/bad", "Undecodable")
             assert "ports[0].port" in str(bad.parameters["detail"])
             assert follower.status.bad_objects == 1
-            reading = asyncio.ensure_future(follower.next_text())
             await async_wait_until(lambda: server.watch_count() == 1)
             server.update(service("bad", namespace="shop"))
-            assert await reading == "+shop/bad@104"
+            assert await follower.next_text() == "+shop/bad@104"
             assert follower.status.bad_objects == 0
 
 
@@ -42,18 +40,16 @@ async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until
     async with FakeApiServer() as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.update(service("a", clusterIP=17))
             server.compact()
             server.end_watches()
             await async_wait_until(lambda: follower.status.lists == 2)
-            assert not reading.done()
+            assert follower.events.empty()
             assert [bad.object.key for bad in follower.bad] == ["default/a"]
             await async_wait_until(lambda: server.watch_count() == 1)
             server.delete("Service", "default/a")
-            assert await reading == "-default/a"
+            assert await follower.next_text() == "-default/a"
             assert follower.status.bad_objects == 0
 
 
@@ -69,12 +65,11 @@ async def test_selectors_leave_out_what_other_proxies_serve_and_what_is_headless
                 "+default/mine@103",
                 "synced Service",
             ]
-            reading = asyncio.ensure_future(follower.next_text())
             await async_wait_until(lambda: server.watch_count() == 1)
             given_away = service("mine")
             given_away["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
             server.update(given_away)
-            assert await reading == "-default/mine"
+            assert await follower.next_text() == "-default/mine"
 
 
 async def test_refused_field_selector_is_dropped_when_it_only_saves_traffic() -> None:
@@ -153,15 +148,13 @@ async def test_a_role_that_is_taken_and_given_back_is_noticed_within_seconds(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with FakeApiServer(watch_list=False) as server, following(server, watch_list=False) as follower:
-        await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next_text())
-        await async_wait_until(lambda: server.watch_count() == 1)
+        await follower.until_watching()
         server.fail_next(403, path="services", times=30)
         server.break_watches()
         await async_wait_until(lambda: follower.status.failures_total == 31 and server.watch_count() == 1)
         assert max(follower.time.pauses) <= 10.0
         server.add(service("a"))
-        assert await reading == "+default/a@101"
+        assert await follower.next_text() == "+default/a@101"
     said = [entry for entry in caplog.records if entry.getMessage() == "Watch recovered"]
     assert len(said) == 1
 

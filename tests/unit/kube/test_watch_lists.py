@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -193,13 +192,11 @@ async def test_a_list_of_another_kind_deletes_nothing(name: str) -> None:
     async with FakeApiServer(watch_list=False) as server:
         server.add(service("a"))
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.answer_raw(lie.answer, path="services", watch=False)
             server.compact()
             server.send_error("Service", 410, "Expired")
             server.end_watches()
             server.add(service("b"))
-            assert await reading == "+default/b@103"
+            assert await follower.next_text() == "+default/b@103"
             assert "its kind is 'EndpointSliceList', not ServiceList" in follower.status.last_error

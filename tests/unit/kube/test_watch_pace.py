@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import service
 from tests.harness.waiting import async_wait_until
-from tests.unit.kube.following import following, given_up
+from tests.unit.kube.following import following
 
 pytestmark = pytest.mark.usefixtures("protocol")
 
@@ -17,11 +15,9 @@ async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> No
     async with FakeApiServer() as server:
         server.fail_next(410, watch=True, times=4)
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             server.add(service("b"))
-            assert await reading == "+default/b@101"
+            assert await follower.next_text() == "+default/b@101"
             assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6])
 
 
@@ -29,19 +25,17 @@ async def test_server_away_for_minutes_keeps_state_and_backs_off_up_to_thirty_se
     async with FakeApiServer() as server:
         server.add(service("a"))
         async with following(server) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             await server.stop()
             await async_wait_until(lambda: follower.status.failures >= 9)
             assert not follower.status.connected
             assert "cannot connect" in follower.status.last_error
             assert follower.status.objects == 1
-            assert not reading.done()
+            assert follower.events.empty()
             await server.start()
             await async_wait_until(lambda: server.watch_count() == 1)
             server.add(service("b"))
-            assert await reading == "+default/b@102"
+            assert await follower.next_text() == "+default/b@102"
             assert follower.status.connected
             assert follower.status.failures == 0
             assert follower.status.lists == 1
@@ -54,26 +48,23 @@ async def test_back_off_starts_small_again_after_a_watch_that_worked() -> None:
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6])
-            reading = asyncio.ensure_future(follower.next_text())
             await async_wait_until(lambda: server.watch_count() == 1)
             follower.time.now += 60
             server.break_watches()
             await async_wait_until(lambda: len(follower.time.pauses) == 5 and server.watch_count() == 1)
             assert follower.time.pauses[4] == pytest.approx(1.2)
             server.add(service("a"))
-            assert await reading == "+default/a@101"
+            assert await follower.next_text() == "+default/a@101"
 
 
 async def test_watch_closed_at_once_is_not_reopened_in_a_hot_loop() -> None:
     async with FakeApiServer(watch_list=False) as server:
         server.fail_next(200, watch=True, body=b"", times=3)
         async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
-            await async_wait_until(lambda: server.watch_count() == 1)
+            await follower.until_watching()
             assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8])
             server.add(service("a"))
-            assert await reading == "+default/a@101"
+            assert await follower.next_text() == "+default/a@101"
 
 
 async def test_throttling_waits_as_long_as_the_server_asks() -> None:
@@ -99,17 +90,14 @@ async def test_a_server_that_forgets_after_every_event_is_asked_for_few_lists() 
     """As kube-proxy: four lists more in the first 20 seconds, then one per half a minute or so."""
     async with FakeApiServer() as server, following(server) as follower:
         await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next_text())
         lists: list[tuple[float, int]] = []
         for number in range(7):
             await async_wait_until(lambda: server.watch_count() == 1)
             server.add(service(f"s{number}"))
-            assert await reading == f"+default/s{number}@{101 + number}"
-            reading = asyncio.ensure_future(follower.next_text())
+            assert await follower.next_text() == f"+default/s{number}@{101 + number}"
             server.send_error("Service", 410, "Expired", "too old resource version")
             await async_wait_until(lambda: follower.status.lists == number + 2)  # noqa: B023  awaited in this turn
             lists.append((follower.time.now - 1000.0, follower.status.lists))
-        await given_up(reading)
     assert [count for when, count in lists if when <= 20.0][-1] == 5
     assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6, 19.2, 30.0, 30.0])
 
@@ -117,12 +105,10 @@ async def test_a_server_that_forgets_after_every_event_is_asked_for_few_lists() 
 async def test_calm_makes_the_first_relist_quick_again() -> None:
     async with FakeApiServer() as server, following(server) as follower:
         await follower.until_synced()
-        reading = asyncio.ensure_future(follower.next_text())
         for calm in (0.0, 0.0, 150.0):
             await async_wait_until(lambda: server.watch_count() == 1)
             follower.time.now += calm
             lists = follower.status.lists
             server.send_error("Service", 410, "Expired", "too old resource version")
             await async_wait_until(lambda: follower.status.lists == lists + 1)  # noqa: B023  awaited in this turn
-        await given_up(reading)
         assert follower.time.pauses == pytest.approx([1.2, 2.4, 1.2])
