@@ -35,7 +35,7 @@ def load_documents(data: bytes, on_duplicate: OnDuplicate | None = None) -> list
     """Return all documents of a stream. Raises YamlError."""
     import yaml
 
-    loader = _loader() if on_duplicate is None else _noticing_loader(on_duplicate)
+    loader = _build_loader() if on_duplicate is None else _build_noticing_loader(on_duplicate)
     try:
         if _may_be_excessive(data):
             _refuse_excess(yaml.parse(data, Loader=loader))
@@ -97,7 +97,7 @@ def _refuse_excess(events: Any) -> None:
 
 
 @functools.cache
-def _loader() -> type[Any]:
+def _build_loader() -> type[Any]:
     import yaml
 
     base: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -108,7 +108,7 @@ def _loader() -> type[Any]:
     integer = "tag:yaml.org,2002:int"
     plain: Callable[[Any, Any], int] = base.yaml_constructors[integer]
 
-    def bounded(loader: Any, node: Any) -> int | float:
+    def construct_integer(loader: Any, node: Any) -> int | float:
         if len(node.value) > _MAX_INTEGER_CHARACTERS:
             return math.inf
         found = plain(loader, node)
@@ -119,14 +119,14 @@ def _loader() -> type[Any]:
         (base,),
         {
             "yaml_implicit_resolvers": resolvers,
-            "yaml_constructors": {**base.yaml_constructors, integer: bounded},
+            "yaml_constructors": {**base.yaml_constructors, integer: construct_integer},
         },
     )
 
 
-def _noticing_loader(on_duplicate: OnDuplicate) -> type[Any]:
+def _build_noticing_loader(on_duplicate: OnDuplicate) -> type[Any]:
     """Return a loader whose keys are text, as JSON's are, and that reports those given twice."""
-    base = _loader()
+    base = _build_loader()
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         self.flatten_mapping(node)

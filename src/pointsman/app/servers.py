@@ -23,7 +23,7 @@ from pointsman.kube.client import ApiClient
 from pointsman.kube.event_recorder import Recorder
 from pointsman.node.inspector import Inspector
 from pointsman.node.proxy import Proxy
-from pointsman.obs.log import recent_lines, set_verbosity
+from pointsman.obs.log import list_recent_lines, set_verbosity
 from pointsman.serve.connections import Connections
 from pointsman.serve.control import ControlServer
 from pointsman.serve.health import HealthView
@@ -45,7 +45,7 @@ _ON_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S
 
 
 async def _log_lines(_request: Request) -> Response:
-    return text_response("".join(recent_lines()))
+    return text_response("".join(list_recent_lines()))
 
 
 class Security(NamedTuple):

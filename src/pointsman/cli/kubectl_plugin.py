@@ -18,11 +18,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pointsman.cli.arguments import add_colour, create_parser
+from pointsman.cli.arguments import add_colour, add_no_headers, create_parser
 from pointsman.cli.output import ERROR, deliver_output, print_answer
 from pointsman.errors import PointsmanError
 from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.report.fleet import (
+    FleetPort,
     FleetReport,
     merge_explanations,
     merge_history,
@@ -161,10 +162,20 @@ def _ask(given: argparse.Namespace, nodes: Sequence[str], asked: Sequence[str]) 
         )
     merge = _MERGES.get(asked[0])
     shown, rest = _split_presentation(asked, given.color)
-    if merge is None or shown.output not in ("text", "wide", "json", "yaml"):
+    has_columns = asked[0] == "list" and shown.output.startswith(("name", "custom-columns="))
+    if merge is None or not (has_columns or shown.output in ("text", "wide", "json", "yaml")):
         return _print_each(fleet.ask(asked))
     report = merge(fleet.ask([*rest, "-o", "json"]))
-    print_answer(shown, report, render_fleet)
+    if has_columns:
+        from pointsman.cli.list import create_table, render_ports
+
+        ports = [row.port for row in report.rows if isinstance(row, FleetPort)]
+        sys.stdout.write(render_ports(shown, create_table(shown), ports))
+    else:
+        print_answer(shown, report, partial(render_fleet, headings=not shown.no_headers))
+    if has_columns or shown.no_headers:
+        for node, why in report.unanswered.items():
+            sys.stderr.write(f"kubectl pointsman: {escape(f'{node} could not be asked: {why}')}\n")
     return report.exit_status
 
 
@@ -291,10 +302,12 @@ class Fleet:
 
 
 def _split_presentation(asked: Sequence[str], colour: str) -> tuple[argparse.Namespace, list[str]]:
-    """Split into the format and the colours, which concern the reader here, and the rest of the command."""
+    """Split into what concerns the reader here, such as the format and colours, and the rest of the command."""
     shown = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shown.add_argument("-o", "--output", default="text")
     shown.add_argument("--color", default=colour)
+    add_no_headers(shown)
+    shown.set_defaults(watch=False)
     return shown.parse_known_args(list(asked))
 
 

@@ -90,11 +90,11 @@ def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
     if not found.ports:
         narrowed = is_narrowed(given) or given.state
         sys.stderr.write(f"pointsman list: {'no Service matches' if narrowed else 'there are no Services'}\n")
-    table = _create_table(given)
+    table = create_table(given)
     if given.watch:
         _watch(given, table, _ask_live(given, query), found)
     elif found.ports or given.output == "json":
-        print_answer(given, found, lambda _found, _screen: _render(given, table, found.ports))
+        print_answer(given, found, lambda _found, _screen: render_ports(given, table, found.ports))
     return 0 if found.ports else 1
 
 
@@ -104,7 +104,7 @@ def _ask_live(given: argparse.Namespace, query: ListQuery) -> Ask:
     )
 
 
-def _create_table(given: argparse.Namespace) -> ListTable:
+def create_table(given: argparse.Namespace) -> ListTable:
     columns: Sequence[Column] = WIDE_COLUMNS if given.output == "wide" else COLUMNS
     if given.output.startswith(_CUSTOM):
         columns = parse_columns(given.output.removeprefix(_CUSTOM))
@@ -113,7 +113,7 @@ def _create_table(given: argparse.Namespace) -> ListTable:
     return ListTable(columns, detect_screen(given.color))
 
 
-def _render(
+def render_ports(
     given: argparse.Namespace, table: ListTable, ports: Sequence[ServicePortReport], *, heading: bool = True
 ) -> str:
     if given.output == "name":
@@ -148,6 +148,6 @@ def _watch(given: argparse.Namespace, table: ListTable, asked: Ask, before: Serv
         if given.output == "json":
             print_json_lines(changed)
         elif changed or heading:
-            sys.stdout.write(_render(given, table, changed, heading=heading))
+            sys.stdout.write(render_ports(given, table, changed, heading=heading))
             heading = False
         sys.stdout.flush()

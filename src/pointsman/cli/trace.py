@@ -149,7 +149,7 @@ def _follow(
     last = [0.0]
     made: Future[list[Attempt]] | None = None
 
-    def enough() -> bool:
+    def is_complete() -> bool:
         return bool(events) and time.monotonic() - last[0] > _QUIET_SECONDS
 
     with Tracer(wanted) as tracer, ThreadPoolExecutor(1) as pool:
@@ -159,7 +159,7 @@ def _follow(
             sys.stderr.write(f"waiting up to {timeout:g} s for a connection{whose} to {where}\n")
         else:
             made = pool.submit(reach, [place], timeout, source)
-        for event in tracer.events(timeout, enough):
+        for event in tracer.events(timeout, is_complete):
             events.append(event)
             last[0] = time.monotonic()
         attempt = made.result()[0] if made is not None else None

@@ -31,15 +31,15 @@ class Scraped(Collector):
         self._kind, self._name, self._text, self._labels, self._read = kind, name, text, labels, read
 
     def describe(self) -> Iterable[Metric]:
-        return [self._family()]
+        return [self._build_family()]
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family()
+        family = self._build_family()
         for values, number in self._read().items():
             family.add_metric(values, number)
         yield family
 
-    def _family(self) -> CounterMetricFamily | GaugeMetricFamily:
+    def _build_family(self) -> CounterMetricFamily | GaugeMetricFamily:
         return self._kind(self._name, self._text, labels=self._labels)
 
 
@@ -50,7 +50,7 @@ class ProcessTraffic(Collector):
         self._netstat = netstat
 
     def collect(self) -> Iterable[Metric]:
-        octets = _ip_octets(self._netstat)
+        octets = _read_ip_octets(self._netstat)
         if octets is not None:
             received, sent = octets
             yield CounterMetricFamily(
@@ -71,7 +71,7 @@ class ProcessTraffic(Collector):
         )
 
 
-def _ip_octets(netstat: Path) -> tuple[int, int] | None:
+def _read_ip_octets(netstat: Path) -> tuple[int, int] | None:
     """Return bytes received and sent by IP; None where the kernel does not count them."""
     try:
         lines = [line.split() for line in netstat.read_text().splitlines() if line.startswith("IpExt:")]

@@ -44,12 +44,12 @@ class MetricFactory:
     def counter(
         self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Counter:
-        return Counter(name, text, labels, registry=self._target(text, group))
+        return Counter(name, text, labels, registry=self._choose_registry(text, group))
 
     def gauge(
         self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Gauge:
-        return Gauge(name, text, labels, registry=self._target(text, group))
+        return Gauge(name, text, labels, registry=self._choose_registry(text, group))
 
     def histogram(
         self,
@@ -59,9 +59,9 @@ class MetricFactory:
         group: MetricGroup | None = None,
         buckets: Sequence[float] = SYNC_BUCKETS,
     ) -> Histogram:
-        return Histogram(name, text, labels, registry=self._target(text, group), buckets=buckets)
+        return Histogram(name, text, labels, registry=self._choose_registry(text, group), buckets=buckets)
 
-    def _target(self, text: str, group: MetricGroup | None) -> CollectorRegistry | None:
+    def _choose_registry(self, text: str, group: MetricGroup | None) -> CollectorRegistry | None:
         if group is not None and group not in self._groups:
             return None
         count_level(self._levels, text)

@@ -53,7 +53,7 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name if name.startswith(_OWN) else f"{_OWN}.{name}")
-        self.threshold = _threshold(self._logger.name, _state.settings)
+        self.threshold = _find_threshold(self._logger.name, _state.settings)
 
     def is_enabled(self, v: int) -> bool:
         return v <= self.threshold
@@ -125,7 +125,7 @@ def configure(settings: LogSettings, *, stdout: TextIO | None = None, stderr: Te
         old, _state.handler = _state.handler, output
         _state.settings = settings
         for log in _state.logs.values():
-            log.threshold = _threshold(log._logger.name, settings)
+            log.threshold = _find_threshold(log._logger.name, settings)
     root = logging.getLogger()
     root.addHandler(output)
     logging.getLogger(_OWN).setLevel(logging.INFO)
@@ -136,14 +136,10 @@ def configure(settings: LogSettings, *, stdout: TextIO | None = None, stderr: Te
 
 def set_verbosity(verbosity: int) -> None:
     """Change only the verbosity, as PUT /debug/flags/v does."""
-    configure(msgspec.structs.replace(_state.settings, verbosity=verbosity), **_streams())
+    configure(msgspec.structs.replace(_state.settings, verbosity=verbosity), **_get_streams())
 
 
-def current_settings() -> LogSettings:
-    return _state.settings
-
-
-def recent_lines() -> list[str]:
+def list_recent_lines() -> list[str]:
     """Return the last lines as they were written, without credentials; for bug reports."""
     return list(_state.recent)
 
@@ -154,12 +150,12 @@ def flush() -> None:
         _state.handler.flush()
 
 
-def _streams() -> dict[str, TextIO]:
+def _get_streams() -> dict[str, TextIO]:
     handler = _state.handler
     return {} if handler is None else {"stdout": handler.stdout, "stderr": handler.stderr}
 
 
-def _threshold(name: str, settings: LogSettings) -> int:
+def _find_threshold(name: str, settings: LogSettings) -> int:
     path = name.replace(".", "/")
     base = name.rpartition(".")[2]
     for pattern, verbosity in settings.vmodule:

@@ -106,11 +106,11 @@ class Metrics:
     def add_kernel_counter(self, name: str, text: str, read: Callable[[], int | None]) -> None:
         """Expose a single counter of the kernel; None leaves it out of the scrape."""
 
-        def reading() -> Mapping[tuple[str, ...], float]:
+        def read_one() -> Mapping[tuple[str, ...], float]:
             value = read()
             return {} if value is None else {(): float(value)}
 
-        self.add_scraped_counter(name, text, (), reading)
+        self.add_scraped_counter(name, text, (), read_one)
 
     def render(self) -> bytes:
         """Return the body of /metrics."""
@@ -120,7 +120,7 @@ class Metrics:
         """Return the body of /metrics/slis."""
         return generate_latest(_KubernetesStyle(self._sli_registry))
 
-    def families(self) -> dict[str, str]:
+    def list_families(self) -> dict[str, str]:
         """Return name and type of every family of this run, with or without samples."""
         found: dict[str, str] = {}
         for registry in (self._registry, self._sli_registry):

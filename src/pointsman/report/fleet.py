@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -19,12 +19,11 @@ from pointsman.report.status import ProxyState, StatusReport, count_unserved
 from pointsman.screen import PLAIN, Screen, Table, lay_out
 from pointsman.text import format_count, join_some
 
+_COLUMNS = tuple(column for column in COLUMNS if column.heading != "POLICY")
 _MAX_NODES_SHOWN = 8
 _MAX_NODES_OF_EVENT = 3
 _MAX_DISAGREEMENTS_SHOWN = 50
 _SAME_EVENT_SECONDS = 5.0
-
-T = TypeVar("T")
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -74,18 +73,19 @@ class FleetPort(msgspec.Struct, frozen=True, rename="camel"):
     nodes: int
     """Asked."""
 
-    HEADINGS: ClassVar = ("SERVICE", "TYPE", "PORT", "ADDRESS", "EXTERNAL", "NODE-PORT", "ENDPOINTS", "STATE")
+    HEADINGS: ClassVar = tuple(column.heading for column in _COLUMNS)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        columns = {column.heading: column.render(self.port) or "-" for column in COLUMNS}
-        several = len(self.states) > 1
-        columns["STATE"] = ", ".join(
-            f"{one.says} on {_name_nodes(one.nodes, self.nodes)}" if several else one.says
-            for one in self.states
+        return tuple(column.render(self.port) or "-" for column in _COLUMNS[:-2]) + (
+            "..".join(map(str, self.totals)),
+            self._describe_states(),
         )
-        columns["ENDPOINTS"] = "..".join(map(str, self.totals))
-        return tuple(columns[heading] for heading in self.HEADINGS)
+
+    def _describe_states(self) -> str:
+        if len(self.states) == 1:
+            return self.states[0].says
+        return ", ".join(f"{one.says} on {_name_nodes(one.nodes, self.nodes)}" for one in self.states)
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -143,24 +143,19 @@ class FleetReport(msgspec.Struct, frozen=True, rename="camel"):
         return 1 if self.bad or self.disagreements else 0
 
 
-def group_positions(said: Mapping[str, str]) -> tuple[Position, ...]:
-    """Nodes grouped by what they say; most nodes first, then by name."""
+def group_positions(said: Iterable[tuple[str, str]]) -> tuple[Position, ...]:
+    """Group pairs of a node and what it says; most nodes first, then by name."""
     groups: dict[str, list[str]] = {}
-    for node, says in sorted(said.items()):
+    for node, says in sorted(said):
         groups.setdefault(says, []).append(node)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
     return tuple(Position(says, tuple(nodes)) for says, nodes in ordered)
 
 
-def find_disagreement(about: str, said: Mapping[str, str]) -> Iterator[Disagreement]:
-    """One, unless all nodes say the same."""
-    found = group_positions(said)
-    if len(found) > 1:
-        yield Disagreement(about, found)
-
-
-def _each(answers: Mapping[str, T], says: Callable[[T], str]) -> dict[str, str]:
-    return {node: says(answer) for node, answer in answers.items()}
+def find_disagreements(said: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[Disagreement, ...]:
+    """Return subjects about which not all nodes say the same; what they say is by node."""
+    found = ((about, group_positions(of_nodes.items())) for about, of_nodes in said)
+    return tuple(Disagreement(about, positions) for about, positions in found if len(positions) > 1)
 
 
 def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
@@ -177,35 +172,36 @@ def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
         )
         for node, status in sorted(answers.items())
     )
-    failing: dict[str, list[str]] = {}
-    unserved: dict[str, list[str]] = {}
-    for node, status in sorted(answers.items()):
-        for condition in status.conditions:
-            if condition.is_failing and condition.does_block(Blocks.SERVICES):
-                failing.setdefault(f"{condition.type}: {condition.text}", []).append(node)
-        for text in count_unserved(status.service_states, "kubectl pointsman"):
-            unserved.setdefault(text, []).append(node)
-    found: list[Disagreement] = []
-    found += find_disagreement("the version", _each(answers, lambda status: status.version))
-    found += find_disagreement("the mode", _each(answers, lambda status: status.mode))
-    quiet = {node: status for node, status in answers.items() if not sum(f.pending for f in status.families)}
-    found += find_disagreement("the number of service ports", _each(quiet, _count_service_ports))
+    failing = (
+        (node, f"{condition.type}: {condition.text}")
+        for node, status in answers.items()
+        for condition in status.conditions
+        if condition.is_failing and condition.does_block(Blocks.SERVICES)
+    )
+    unserved = (
+        (node, text)
+        for node, status in answers.items()
+        for text in count_unserved(status.service_states, "kubectl pointsman")
+    )
+    counts = {
+        row.node: ", ".join(f"{one.service_ports} {one.family}" for one in answers[row.node].families)
+        for row in rows
+        if not row.pending
+    }
     return FleetReport(
         f"{format_count(len(answers), 'node')} answered",
         rows,
-        _to_positions(failing),
-        tuple(found),
+        group_positions(failing),
+        find_disagreements(
+            (
+                ("the version", {row.node: row.version for row in rows}),
+                ("the mode", {row.node: row.mode for row in rows}),
+                ("the number of service ports", counts),
+            )
+        ),
         dict(unanswered),
-        _to_positions(unserved),
+        group_positions(unserved),
     )
-
-
-def _to_positions(said: Mapping[str, Sequence[str]]) -> tuple[Position, ...]:
-    return tuple(Position(text, tuple(nodes)) for text, nodes in said.items())
-
-
-def _count_service_ports(status: StatusReport) -> str:
-    return ", ".join(f"{family.service_ports} {family.family}" for family in status.families)
 
 
 def merge_lists(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
@@ -214,16 +210,24 @@ def merge_lists(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str
     for node, answer in answers.items():
         for port in answer.ports:
             by_port.setdefault(port.identity, {})[node] = port
-    rows: list[FleetPort] = []
-    found: list[Disagreement] = []
-    for _, ports in sorted(by_port.items()):
-        first = next(iter(ports.values()))
-        found += find_disagreement(_port_name(first), {node: _describe(ports.get(node)) for node in answers})
-        totals = tuple(sorted({port.total for port in ports.values()}))
-        states = group_positions(_each(ports, lambda port: port.state))
-        rows.append(FleetPort(first, states, totals, len(answers)))
-    heading = f"{format_count(len(by_port), 'service port')} on {format_count(len(answers), 'node')}"
-    return FleetReport(heading, tuple(rows), (), tuple(found), dict(unanswered))
+    rows = tuple(
+        FleetPort(
+            next(iter(ports.values())),
+            group_positions((node, port.state) for node, port in ports.items()),
+            tuple(sorted({port.total for port in ports.values()})),
+            len(answers),
+        )
+        for _, ports in sorted(by_port.items())
+    )
+    found = find_disagreements(
+        (
+            _format_port_name(row.port),
+            {node: _describe(by_port[row.port.identity].get(node)) for node in answers},
+        )
+        for row in rows
+    )
+    heading = f"{format_count(len(rows), 'service port')} on {format_count(len(answers), 'node')}"
+    return FleetReport(heading, rows, (), found, dict(unanswered))
 
 
 def _describe(port: ServicePortReport | None) -> str:
@@ -238,7 +242,6 @@ def merge_explanations(answers: Mapping[str, Explanation], unanswered: Mapping[s
     """Return where it is healthy in each IP family, where not and why, and which nodes know of other endpoints."""
     question = next((answer.question for answer in answers.values()), "")
     rows: list[NodeExplanation] = []
-    bad: dict[str, list[str]] = {}
     for node, answer in sorted(answers.items()):
         families: dict[str, State] = {}
         for port in answer.ports:
@@ -247,23 +250,21 @@ def merge_explanations(answers: Mapping[str, Explanation], unanswered: Mapping[s
         used = sum(any(use.used for use in e.uses) for port in answer.ports for e in port.endpoints)
         known = sum(len(port.endpoints) for port in answer.ports)
         rows.append(NodeExplanation(node, answer.mode, families, used, known))
-        for reason in () if answer.is_healthy else _find_reasons(answer):
-            bad.setdefault(reason, []).append(node)
-    found: list[Disagreement] = []
-    names = sorted({_port_name(port) for answer in answers.values() for port in answer.ports})
-    for name in names:
-        said = {node: _list_endpoints(answer, name) for node, answer in answers.items()}
-        found += find_disagreement(f"the endpoints of {name}", said)
-    if answers and not names:
-        found += find_disagreement(
-            "what it is", _each(answers, lambda answer: "; ".join(_find_reasons(answer)))
+    reasons = {node: _find_reasons(answer) for node, answer in answers.items() if not answer.is_healthy}
+    names = sorted({_format_port_name(port) for answer in answers.values() for port in answer.ports})
+    said = [
+        (
+            f"the endpoints of {name}",
+            {node: _list_endpoints(answer, name) for node, answer in answers.items()},
         )
+        for name in names
+    ] or [("what it is", {node: "; ".join(found) for node, found in reasons.items()})]
     verdicts = [_judge_family(family.value, rows, answers) for family in Family]
     return FleetReport(
         f"{question}: {', '.join(filter(None, verdicts)) or 'no Service answers'}",
         tuple(rows),
-        _to_positions(bad),
-        tuple(found),
+        group_positions((node, reason) for node, found in reasons.items() for reason in found),
+        find_disagreements(said),
         dict(unanswered),
     )
 
@@ -296,22 +297,26 @@ def merge_history(answers: Mapping[str, HistoryReport], unanswered: Mapping[str,
 def _find_reasons(answer: Explanation) -> list[str]:
     findings = [*answer.findings, *(finding for port in answer.ports for finding in port.findings)]
     errors = [f"{finding.code}: {finding.message}" for finding in findings if finding.is_error]
-    return errors or [f"{_port_name(port)} is {port.state}" for port in answer.ports if not port.is_healthy]
+    return errors or [
+        f"{_format_port_name(port)} is {port.state}" for port in answer.ports if not port.is_healthy
+    ]
 
 
-def _port_name(port: ServicePortReport) -> str:
+def _format_port_name(port: ServicePortReport) -> str:
     return f"{port.name} {port.protocol} ({port.family})"
 
 
 def _list_endpoints(answer: Explanation, name: str) -> str:
     for port in answer.ports:
-        if _port_name(port) == name:
+        if _format_port_name(port) == name:
             return ", ".join(sorted(endpoint.address for endpoint in port.endpoints)) or "none"
     return "unknown"
 
 
-def render_fleet(report: FleetReport, screen: Screen = PLAIN) -> str:
-    """For a terminal: the table, what is wrong and where, and what nodes disagree about."""
+def render_fleet(report: FleetReport, screen: Screen = PLAIN, *, headings: bool = True) -> str:
+    """Return the table, what is wrong and where, and what nodes disagree about; without headings only the rows."""
+    if not headings:
+        return lay_out([Table([row.cells for row in report.rows], heading=False)], screen)
     content: list[str | Table] = [report.heading, ""]
     if report.rows:
         content += [Table([report.rows[0].HEADINGS, *(row.cells for row in report.rows)]), ""]

@@ -84,9 +84,9 @@ class TrafficSamples:
         self._bytes = tally.bytes if any(tally.bytes.values()) else None
         for counts in (self._new, self._open):
             for owner, number in [(owner, number) for (owner, place), number in counts.items() if not place]:
-                counts[_total_of(owner[-1]), ""] += number
+                counts[_build_total_key(owner[-1]), ""] += number
         for owner, number in list((self._bytes or {}).items()):
-            tally.bytes[_total_of(owner[-1])] += number
+            tally.bytes[_build_total_key(owner[-1])] += number
         self._append()
 
     def find(self, owner: Identity, endpoint: str = "") -> Figures:
@@ -103,7 +103,7 @@ class TrafficSamples:
         return self._new[owner, ""], self._open[owner, ""]
 
     def find_total(self, family: Family) -> Figures:
-        return self.find(_total_of(family.value))
+        return self.find(_build_total_key(family.value))
 
     def find_service(self, service: str) -> ServiceFigures:
         """Return the figures of all endpoints of a Service that have traffic."""
@@ -138,6 +138,6 @@ class TrafficSamples:
         return tuple(round(series[n % MAX_SAMPLES], 2) for n in range(first, self._number))
 
 
-def _total_of(family: str) -> Identity:
+def _build_total_key(family: str) -> Identity:
     """The key under which the figures of all service ports of a family are kept."""
     return ("", "", "", family)

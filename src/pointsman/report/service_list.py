@@ -82,7 +82,7 @@ SORTS: Mapping[str, Callable[[Entry], tuple[Any, ...]]] = {
 """Sort keys: the worst or most comes first, equal ones are sorted by name."""
 
 
-def _sort_key(sort: str) -> Callable[[Entry], tuple[Any, ...]]:
+def _build_sort_key(sort: str) -> Callable[[Entry], tuple[Any, ...]]:
     chosen = SORTS.get(sort, SORTS["name"])
     return lambda entry: (*chosen(entry), *entry.identity)
 
@@ -155,7 +155,7 @@ def _build_reports(view: View, labels: ServiceLabels, query: ListQuery) -> Itera
     found = [entry for entry in _list_entries(view) if query.matches(entry.name.key, labels)]
     if query.states:
         found = [entry for entry in found if entry.state in query.states]
-    found.sort(key=_sort_key(query.sort))
+    found.sort(key=_build_sort_key(query.sort))
     return (entry.build_report(detailed=query.detailed) for entry in found)
 
 
@@ -180,7 +180,7 @@ def build_page(
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
     found = [entry for entry in _list_entries(view) if all(_contains(entry, word) for word in terms)]
     first = heapq.nlargest if reverse else heapq.nsmallest
-    key = _sort_key(sort) if sort != TRAFFIC else partial(_traffic_key, samples)
+    key = _build_sort_key(sort) if sort != TRAFFIC else partial(_build_traffic_key, samples)
     ports = tuple(entry.build_report() for entry in first(offset + limit, found, key=key)[offset:])
     total = sum(len(family.states) for family in view.families)
     if samples.is_empty:
@@ -198,7 +198,7 @@ def count_states(view: View) -> dict[str, int]:
     return counts
 
 
-def _traffic_key(samples: TrafficSamples, entry: Entry) -> tuple[Any, ...]:
+def _build_traffic_key(samples: TrafficSamples, entry: Entry) -> tuple[Any, ...]:
     name = entry.name
     new, opened = samples.find_activity((name.key, name.port, name.protocol.name, entry.family.family.value))
     return (-new, -opened, *entry.identity)

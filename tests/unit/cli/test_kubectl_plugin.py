@@ -127,6 +127,16 @@ def test_services_that_are_down_are_counted_and_the_document_has_numbers(
         ("default/alone", ["n1", "n2"]),
         ("default/web", ["n1", "n2"]),
     ]
+    for arguments, shown in (
+        (["-o", "name"], "default/alone\ndefault/web\n"),
+        (
+            ["-o", "custom-columns=A:.service,B:.total", "--no-headers"],
+            "default/alone  0\ndefault/web    1\n",
+        ),
+        (["svc/web", "--no-headers"], "default/web  ClusterIP  http/TCP  10.96.0.10:80  -  -  1  healthy\n"),
+    ):
+        assert main(["list", *arguments]) == 0
+        assert capsys.readouterr().out == shown
 
 
 def test_events_of_all_nodes_are_merged(fleet: Fleet, capsys: Captured) -> None:

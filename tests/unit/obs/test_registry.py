@@ -172,7 +172,7 @@ def test_every_metric_is_documented_with_its_type() -> None:
     for mode in ("iptables", "ipvs", "nftables"):
         existing |= {
             name: kind
-            for name, kind in Metrics(mode, mode_named(mode).metrics).families().items()
+            for name, kind in Metrics(mode, mode_named(mode).metrics).list_families().items()
             if not name.startswith(("process_", "python_"))
         }
     assert existing.items() <= documented.items()

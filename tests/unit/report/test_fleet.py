@@ -22,7 +22,7 @@ def _list(*endpoints: str, node: str = "n1") -> ServiceList:
 
 
 def test_the_position_of_most_nodes_comes_first() -> None:
-    assert [(p.says, p.nodes) for p in group_positions({"c": "x", "a": "y", "b": "x", "d": "z"})] == [
+    assert [(p.says, p.nodes) for p in group_positions({"c": "x", "a": "y", "b": "x", "d": "z"}.items())] == [
         ("x", ("b", "c")),
         ("y", ("a",)),
         ("z", ("d",)),
