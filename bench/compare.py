@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.apiserver import STREAMED
 from bench.measured import RANGE, print_table
-from bench.process import measure
+from bench.process import add_settle, measure
 from bench.proxies import Program, describe_ours
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=10)
+    add_settle(parser)
     parser.set_defaults(host_checks=0.0, large=False, sizing=False)
 
 

@@ -81,7 +81,7 @@ class Run:
         proxy.start()
         wait_for(proxy.synced_at, 900, "the first sync", pause=0.2)
         cpu, text = proxy.cpu(), proxy.metrics()
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(self._options.settle)
         result = {
             "started_to_synced_s": proxy.synced_at() - began,
             "full_sync_s": read_metric(text, "kubeproxy_sync_full_proxy_rules_duration_seconds_sum"),
@@ -155,6 +155,16 @@ def compare_programs(ours: Row, theirs: Row) -> str:
     return f"{theirs['program']} / {ours['program']} at {size}: {shown}"
 
 
+def add_settle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=SETTLE_SECONDS,
+        metavar="SECONDS",
+        help="from the first sync until memory is read",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="0x0,1000x10,10000x10")
     parser.add_argument("--lists", default=f"{STREAMED},{PAGED}", help="how the server sends lists")
@@ -167,6 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=10)
+    add_settle(parser)
     parser.add_argument(
         "--host-checks",
         type=float,

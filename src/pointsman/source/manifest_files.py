@@ -172,6 +172,7 @@ class ManifestFiles:
         return merged, duplicates
 
     def _diff(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
+        """Return the changes, so ordered that a Service is not served without the endpoints of the same reading."""
         wanted = {
             identity: item
             for identity, item in objects.items()
@@ -182,10 +183,12 @@ class ManifestFiles:
             identity: self._first_seen[identity] for identity in self._first_seen.keys() & wanted
         }
         self._has_read = True
+        deleted = (identity for identity in self._delivered if identity not in wanted)
+        changed = (item for identity, item in wanted.items() if self._delivered.get(identity) != item)
         events: list[SourceEvent] = [
-            Delete(kind, key) for kind, key in self._delivered if (kind, key) not in wanted
+            *(Delete(*identity) for identity in sorted(deleted, key=lambda one: one[0] is not Service)),
+            *(Upsert(item) for item in sorted(changed, key=lambda one: isinstance(one, Service))),
         ]
-        events += [Upsert(item) for identity, item in wanted.items() if self._delivered.get(identity) != item]
         self._delivered = wanted
         return events
 

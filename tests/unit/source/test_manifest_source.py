@@ -70,13 +70,24 @@ async def test_directory_is_delivered_synced_and_followed(tmp_path: Path) -> Non
     write(tmp_path / "a.yaml", service("a"), endpoint_slice("a-1", "10.1.0.1", service_name="a"))
     write(tmp_path / "b.json", service("b"))
     async with reading(tmp_path) as reader:
-        assert await reader.until_synced() == ["+default/a", "+default/a-1", "+default/b"]
+        assert await reader.until_synced() == ["+default/a-1", "+default/a", "+default/b"]
         write(tmp_path / "c.yml", service("c"))
         assert await reader.next() == "+default/c"
         (tmp_path / "a.yaml").unlink()
         assert [await reader.next(), await reader.next()] == ["-default/a", "-default/a-1"]
         assert reader.bad == []
         assert reader.source.statuses["manifests"].objects == 2
+
+
+async def test_a_service_appears_after_its_endpoints_and_goes_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    write(path, service("a"))
+    async with reading(path) as reader:
+        await reader.until_synced()
+        write(path, service("b"), endpoint_slice("b-1", "10.1.0.1", service_name="b"), service("a"))
+        assert [await reader.next(), await reader.next()] == ["+default/b-1", "+default/b"]
+        write(path, endpoint_slice("c-1", "10.1.0.1", service_name="c"), service("a"))
+        assert [await reader.next() for _ in range(3)] == ["-default/b", "-default/b-1", "+default/c-1"]
 
 
 async def test_rewriting_a_file_yields_only_what_differs(tmp_path: Path) -> None:
