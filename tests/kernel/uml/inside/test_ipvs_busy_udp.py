@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from functools import partial
@@ -12,9 +13,10 @@ import msgspec
 import pytest
 from tests.e2e.busy_clients import BusyClients
 from tests.e2e.random_service import RandomService, answering
+from tests.harness.flows import Flow, ask_all
 from tests.harness.lab import build_lab
 from tests.harness.waiting import wait_until
-from tests.kernel.uml.inside.world import IpvsWorld
+from tests.kernel.uml.inside.world import TIMEOUT_SECONDS, IpvsWorld
 
 from pointsman.app import modes
 from pointsman.backends import mode_named
@@ -22,7 +24,7 @@ from pointsman.backends.contract import CleanupStatus, Mode, Setup, SyncRequest
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.lab.objects import LabService, backends
+from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.model.addresses import Family
 from pointsman.obs.registry import Metrics
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
@@ -85,6 +87,53 @@ def test_no_busy_udp_client_stays_dead_whatever_changes_in_ipvs_mode(
                 assert not dead, f"POINTSMAN_SEED={SEED}\n{told}"
         world.close()
     assert judged, f"nothing was served in any round; seed {SEED}"
+
+
+def test_where_asked_a_udp_flow_stays_on_a_terminating_endpoint_until_it_is_removed(
+    iptables: dict[Family, Iptables],
+) -> None:
+    """The flows of another Service, which move with the same change, show that flows were checked."""
+    keeps = LabService(
+        *("keeps", 1, backends("pod1")),
+        protocols=("UDP",),
+        annotations={"pointsman.dev/udp-draining": "keep"},
+    )
+    moves = LabService("moves", 2, backends("pod1"), protocols=("UDP",))
+    ends = Backend("pod1", {"ready": False, "serving": False, "terminating": True})
+    with build_lab() as cluster, contextlib.ExitStack() as stack:
+        world, cleaners = IpvsWorld(cluster, iptables), Cleaners()
+        stack.callback(world.close)
+
+        def apply(kept: tuple[Backend, ...], moved: tuple[Backend, ...]) -> None:
+            services = [
+                msgspec.structs.replace(keeps, backends=kept),
+                msgspec.structs.replace(moves, backends=moved),
+            ]
+            outcomes = world.apply(services)
+            with cluster["n1"].entered():
+                cleaners.after(outcomes)
+
+        def open_flows(service: LabService) -> list[Flow]:
+            flows = [
+                Flow(cluster, world.probe("pod3", service, "cluster", family, "UDP"), TIMEOUT_SECONDS)
+                for family in (4, 6)
+            ]
+            for flow in flows:
+                stack.callback(flow.close)
+            return flows
+
+        def list_answers(flows: list[Flow]) -> list[str]:
+            return [outcome.by or outcome.kind.value for outcome in ask_all(flows)]
+
+        apply(backends("pod1"), backends("pod1"))
+        kept, moved = open_flows(keeps), open_flows(moves)
+        assert list_answers(kept) == list_answers(moved) == ["pod1"] * 2
+        apply((ends, *backends("pod4")), (ends, *backends("pod4")))
+        wait_until(lambda: list_answers(moved), lambda found: found == ["pod4"] * 2, seconds=20)
+        assert list_answers(open_flows(keeps)) == ["pod4"] * 2
+        assert list_answers(kept) == ["pod1"] * 2
+        apply(backends("pod4"), backends("pod4"))
+        wait_until(lambda: list_answers(kept), lambda found: found == ["pod4"] * 2, seconds=20)
 
 
 @pytest.mark.parametrize(
