@@ -98,7 +98,7 @@ def source_seen(host: str, by: str, family: int, expect: Expect) -> str:
         return HOSTS[host].address(family)
     hairpin = by == host
     if expect.masqueraded or hairpin:
-        return BRIDGE["n1"][family] if HOSTS[by].attachment.value == "n1" else HOSTS["n1"].address(family)
+        return BRIDGE["n1"][family] if HOSTS[by].network == "n1" else HOSTS["n1"].address(family)
     return HOSTS[host].address(family)
 
 

@@ -37,7 +37,7 @@ def test_every_host_reaches_every_other_with_its_own_address() -> None:
             family = 6 if ":" in probe.address else 4
             assert outcome.kind is Kind.ANSWERED, probe
             server = HOSTS[outcome.by]
-            behind_bridge = probe.host in NODES and server.attachment.value == probe.host
+            behind_bridge = probe.host in NODES and server.network == probe.host
             own = BRIDGE[probe.host][family] if behind_bridge else HOSTS[probe.host].address(family)
             assert (server.address(family), outcome.seen) == (probe.address, own)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from pointsman.lab.echo import EchoServers
-from pointsman.lab.hosts import BRIDGE, GATEWAY, HOSTS, NODES, OUTSIDE, POD_RANGES, Attachment, Host
+from pointsman.lab.hosts import BRIDGE, GATEWAY, HOSTS, LAN, NODES, OUTSIDE, POD_RANGES, Host
 from pointsman.lab.netns import Namespace
 
 _EVERY_HOST = {
@@ -89,7 +89,7 @@ class Cluster:
         self._lan.run(
             ("ip", "-batch", "-"),
             _bridge_commands("lan0", {f: f"{a}/{_lan_prefix(f)}" for f, a in GATEWAY.items()})
-            + self._port_commands(Attachment.LAN, "lan0")
+            + self._port_commands(LAN, "lan0")
             + "route add blackhole 0.0.0.0/0\nroute add blackhole ::/0\n",
         )
         for node in filter(self._namespaces.__contains__, NODES):
@@ -97,17 +97,17 @@ class Cluster:
                 ("ip", "-batch", "-"),
                 _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/32", 6: f"{BRIDGE[node][6]}/128"})
                 + "".join(f"route add {pod_range} dev cni0\n" for pod_range in POD_RANGES[node])
-                + self._port_commands(Attachment(node), "cni0"),
+                + self._port_commands(node, "cni0"),
             )
         for host in self._hosts:
             self._namespaces[host.name].run(("ip", "-batch", "-"), _host_commands(host))
         for host in self._hosts:
             self._namespaces[host.name].wait_for_address(host.ipv6)
 
-    def _port_commands(self, attachment: Attachment, bridge: str) -> str:
+    def _port_commands(self, network: str, bridge: str) -> str:
         lines = []
         for host in self._hosts:
-            if host.attachment is attachment:
+            if host.network == network:
                 peer = self._namespaces[host.name].path
                 lines.append(f"link add {host.name} type veth peer name eth0 netns {peer}")
                 lines.append(f"link set {host.name} master {bridge} up")
@@ -160,6 +160,6 @@ def _routes(host: Host, family: int) -> list[str]:
             *(f"{address} via {n1}" for address in outside),
             f"default via {n1}",
         ]
-    if host.attachment is Attachment.LAN:
+    if host.network == LAN:
         return [f"default via {n1} dev eth0 onlink"]
-    return [f"default via {BRIDGE[host.attachment.value][family]} dev eth0 onlink"]
+    return [f"default via {BRIDGE[host.network][family]} dev eth0 onlink"]

@@ -16,24 +16,17 @@ All other hosts use n1 as gateway, so packets to service addresses arrive there 
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-
-class Attachment(enum.Enum):
-    """Where a host's only interface is plugged in."""
-
-    LAN = "lan"
-    NODE1 = "n1"
-    NODE2 = "n2"
+LAN = "lan"
 
 
 class Host(msgspec.Struct, frozen=True):
     """A namespace with one uplink."""
 
     name: str
-    attachment: Attachment
+    network: str
+    """Where its only interface is plugged in: the LAN, or the bridge of a node."""
     ipv4: str
     ipv6: str
     node: str = ""
@@ -56,10 +49,10 @@ SERVICE_RANGES = ("10.96.0.0/12", "fd00:10:96::/112")
 ZONES = {"n1": "zone-a", "n2": "zone-b", "n3": "zone-c"}
 
 
-def _pod(number: int, node: int, attachment: Attachment) -> Host:
+def _pod(number: int, node: int, network: str) -> Host:
     return Host(
         f"pod{number}",
-        attachment,
+        network,
         f"10.244.{node}.{10 + number}",
         f"fd00:10:244:{node}::{10 + number}",
         f"n{node}",
@@ -69,16 +62,16 @@ def _pod(number: int, node: int, attachment: Attachment) -> Host:
 HOSTS = {
     host.name: host
     for host in (
-        Host("n1", Attachment.LAN, "172.30.0.10", "fd00:30::10", "n1"),
-        Host("n2", Attachment.LAN, "172.30.0.20", "fd00:30::20", "n2"),
-        _pod(1, 1, Attachment.NODE1),
-        _pod(2, 1, Attachment.NODE1),
-        _pod(3, 1, Attachment.NODE1),
-        _pod(4, 2, Attachment.NODE2),
-        _pod(5, 2, Attachment.NODE2),
-        _pod(6, 3, Attachment.LAN),
-        Host("client", Attachment.LAN, "172.30.0.100", "fd00:30::100"),
-        Host("client2", Attachment.LAN, "172.30.0.200", "fd00:30::200"),
+        Host("n1", LAN, "172.30.0.10", "fd00:30::10", "n1"),
+        Host("n2", LAN, "172.30.0.20", "fd00:30::20", "n2"),
+        _pod(1, 1, "n1"),
+        _pod(2, 1, "n1"),
+        _pod(3, 1, "n1"),
+        _pod(4, 2, "n2"),
+        _pod(5, 2, "n2"),
+        _pod(6, 3, LAN),
+        Host("client", LAN, "172.30.0.100", "fd00:30::100"),
+        Host("client2", LAN, "172.30.0.200", "fd00:30::200"),
     )
 }
 NODES = ("n1", "n2")
