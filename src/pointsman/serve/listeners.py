@@ -19,8 +19,7 @@ from pointsman.model.addresses import address_from_text, port_from_text, split_h
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import RESERVED_DESCRIPTORS, Connections, read_descriptor_limit
 from pointsman.serve.messages import Handler, with_deadline
-from pointsman.serve.server import HttpServer
-from pointsman.serve.streams import PlainStream
+from pointsman.serve.server import HttpServer, PlainStream
 
 if TYPE_CHECKING:
     from pointsman.serve.tls import ServerTls

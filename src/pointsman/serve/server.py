@@ -16,15 +16,22 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import h11
 import msgspec
 
 from pointsman.model.addresses import address_from_text
 from pointsman.serve.connections import Connections, HttpError
-from pointsman.serve.messages import Client, Handler, Request, Response, split_target, text_response
-from pointsman.serve.streams import OpenStream, PlainStream
+from pointsman.serve.messages import (
+    Client,
+    ClientCertificate,
+    Handler,
+    Request,
+    Response,
+    split_target,
+    text_response,
+)
 
 MAX_HEAD_BYTES: Final = 16384
 """Request line and headers together; a browser may send cookies of other servers on localhost."""
@@ -43,6 +50,52 @@ _ACCEPT_RETRY_SECONDS: Final = 0.5
 _ACCEPT_BATCH: Final = 16
 """Connections accepted before other work has its turn."""
 _CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Stream(Protocol):
+    """Reads and writes one connection; the socket is closed by its owner."""
+
+    @property
+    def needs_handshake(self) -> bool:
+        """Whether keys must be agreed on before anything else."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether new connections would be accepted under other certificates."""
+
+    async def handshake(self) -> ClientCertificate | None:
+        """Agree on keys; return the verified certificate of the client, if it has one.
+
+        Raises ConnectionError when the client has gone, and another OSError when it did not follow the protocol.
+        """
+
+    async def receive(self, size: int) -> bytes:
+        """Return what arrived, at most `size` bytes; nothing at the end."""
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of it."""
+
+
+class PlainStream:
+    """A stream without encryption."""
+
+    needs_handshake: Final = False
+    is_stale: Final = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._loop = sock, asyncio.get_running_loop()
+
+    async def handshake(self) -> ClientCertificate | None:
+        return None
+
+    async def receive(self, size: int) -> bytes:
+        return await self._loop.sock_recv(self._sock, size)
+
+    async def send(self, data: bytes | memoryview) -> None:
+        await self._loop.sock_sendall(self._sock, data)
+
+
+OpenStream = Callable[[socket.socket], Stream]
 
 
 class Connection:

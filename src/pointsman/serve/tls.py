@@ -92,7 +92,7 @@ class ServerTls:
 
 
 class TlsStream:
-    """A stream of one accepted connection; see `streams.Stream`."""
+    """A stream of one accepted connection; see `server.Stream`."""
 
     needs_handshake: Final = True
 
