@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -159,19 +160,19 @@ def parse_balancing_request(meta: Meta, findings: list[Finding]) -> BalancingReq
     if not meta.annotations:
         return NO_REQUEST
     name = meta.annotation(SCHEDULER_ANNOTATION) or ""
-    scheduler = _SCHEDULERS.get(name)
-    if name and scheduler is None:
-        known = ", ".join((*OWN_SCHEDULERS, *IPVS_SCHEDULERS))
-        findings.append(bad_annotation(SCHEDULER_ANNOTATION, name, f"one of {known}"))
-        name = ""
-    slots = _parse_number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, findings)
+    known = f"one of {', '.join((*OWN_SCHEDULERS, *IPVS_SCHEDULERS))}"
+    scheduler = (
+        read_annotation(meta, SCHEDULER_ANNOTATION, _SCHEDULERS.get, known, findings) if name else None
+    )
+    slots = "a number from {} to {}".format(*HASH_SLOTS_RANGE)
+    period = "a time of at most 1 h, such as 30s or 2m"
     found = BalancingRequest(
         scheduler,
-        name,
+        name if scheduler is not None else "",
         parse_weights(meta, findings),
-        _parse_slow_start(meta, findings),
-        slots or 0,
-        _parse_bool(meta, RESET_GONE_ANNOTATION, findings),
+        read_annotation(meta, SLOW_START_ANNOTATION, _parse_slow_start, period, findings),
+        read_annotation(meta, HASH_SLOTS_ANNOTATION, _parse_hash_slots, slots, findings) or 0,
+        read_annotation(meta, RESET_GONE_ANNOTATION, _TRUTH.get, '"true" or "false"', findings),
     )
     if found.slow_start and scheduler is not None and scheduler.is_hash:
         parameters = {"annotation": SLOW_START_ANNOTATION, "scheduler": name}
@@ -179,25 +180,26 @@ def parse_balancing_request(meta: Meta, findings: list[Finding]) -> BalancingReq
     return NO_REQUEST if found == NO_REQUEST else found
 
 
-def _parse_number(meta: Meta, name: str, limits: tuple[int, int], findings: list[Finding]) -> int | None:
+_Value = TypeVar("_Value")
+
+
+def read_annotation(
+    meta: Meta, name: str, parse: Callable[[str], _Value | None], expected: str, findings: list[Finding]
+) -> _Value | None:
+    """Return the value of an annotation; None without one, and for text that `parse` returns None for, which is reported."""
     text = meta.annotation(name)
-    if text is None:
-        return None
-    minimum, maximum = limits
-    if re.fullmatch(r"[0-9]{1,9}", text) and minimum <= int(text) <= maximum:
-        return int(text)
-    findings.append(bad_annotation(name, text, f"a number from {minimum} to {maximum}"))
-    return None
+    value = parse(text) if text is not None else None
+    if text is not None and value is None:
+        findings.append(bad_annotation(name, text, expected))
+    return value
 
 
 _TRUTH = {"true": True, "false": False}
 
 
-def _parse_bool(meta: Meta, name: str, findings: list[Finding]) -> bool | None:
-    text = meta.annotation(name)
-    if text is not None and text not in _TRUTH:
-        findings.append(bad_annotation(name, text, '"true" or "false"'))
-    return _TRUTH.get(text or "")
+def _parse_hash_slots(text: str) -> int | None:
+    minimum, maximum = HASH_SLOTS_RANGE
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) and minimum <= int(text) <= maximum else None
 
 
 _DURATION = re.compile(r"([0-9]{1,6})([smh])")
@@ -213,16 +215,8 @@ def parse_seconds(text: str, limit: int) -> int | None:
     return seconds if seconds <= limit else None
 
 
-def _parse_slow_start(meta: Meta, findings: list[Finding]) -> int | None:
-    text = meta.annotation(SLOW_START_ANNOTATION)
-    if text is None:
-        return None
-    seconds = parse_seconds(text, MAX_SLOW_START_SECONDS)
-    if seconds is None:
-        findings.append(
-            bad_annotation(SLOW_START_ANNOTATION, text, "a time of at most 1 h, such as 30s or 2m")
-        )
-    return seconds
+def _parse_slow_start(text: str) -> int | None:
+    return parse_seconds(text, MAX_SLOW_START_SECONDS)
 
 
 _WEIGHT_ENTRY = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")

@@ -18,9 +18,14 @@ from pointsman.model.addresses import (
     family_of,
     find_unusable_reason,
 )
-from pointsman.model.balancing import IPVS_SCHEDULERS, parse_balancing_request, parse_seconds
+from pointsman.model.balancing import (
+    IPVS_SCHEDULERS,
+    parse_balancing_request,
+    parse_seconds,
+    read_annotation,
+)
 from pointsman.model.findings import Code, Finding, bad_annotation, clip
-from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Service, ServicePortSpec
+from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Meta, Service, ServicePortSpec
 from pointsman.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     IPVS_SCHEDULER_ANNOTATION,
@@ -139,11 +144,17 @@ def _parse_settings(
         affinity_seconds=_parse_affinity_seconds(service, findings),
         health_check_node_port=_parse_health_check_node_port(service, findings),
         created=meta.creation_timestamp or "",
-        ipvs_scheduler=_parse_ipvs_scheduler(service, findings),
+        ipvs_scheduler=read_annotation(
+            meta, IPVS_SCHEDULER_ANNOTATION, _IPVS_NAMES.get, _ANY_IPVS_NAME, findings
+        )
+        or "",
         balancing=parse_balancing_request(meta, findings),
         port_count=len(spec.ports or ()),
-        keep_draining_udp=_parse_udp_draining(service, findings),
-        flow_timeouts=_parse_flow_timeouts(service, findings),
+        keep_draining_udp=read_annotation(
+            meta, UDP_DRAINING_ANNOTATION, _KEEPS_DRAINING.get, "keep", findings
+        )
+        or False,
+        flow_timeouts=_parse_flow_timeouts(meta, findings),
         external_ips_ignored=addresses.external_ips_ignored,
     )
 
@@ -282,38 +293,25 @@ def _parse_all_frontends(service: Service, findings: list[Finding]) -> bool:
     return _RESTRICTED_FRONTENDS.get(text, True)
 
 
-def _parse_ipvs_scheduler(service: Service, findings: list[Finding]) -> str:
-    name = service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or ""
-    if not name or name in IPVS_SCHEDULERS:
-        return name
-    findings.append(bad_annotation(IPVS_SCHEDULER_ANNOTATION, name, f"one of {', '.join(IPVS_SCHEDULERS)}"))
-    return ""
+_IPVS_NAMES = {"": "", **{name: name for name in IPVS_SCHEDULERS}}
+_ANY_IPVS_NAME = f"one of {', '.join(IPVS_SCHEDULERS)}"
+_KEEPS_DRAINING = {"keep": True}
 
 
-def _parse_udp_draining(service: Service, findings: list[Finding]) -> bool:
-    text = service.metadata.annotation(UDP_DRAINING_ANNOTATION)
-    if text not in (None, "keep"):
-        findings.append(bad_annotation(UDP_DRAINING_ANNOTATION, text, "keep"))
-    return text == "keep"
-
-
-def _parse_flow_timeouts(service: Service, findings: list[Finding]) -> FlowTimeouts:
-    if not service.metadata.annotations:
+def _parse_flow_timeouts(meta: Meta, findings: list[Finding]) -> FlowTimeouts:
+    if not meta.annotations:
         return NO_TIMEOUTS
-    udp = _parse_timeout(service, UDP_TIMEOUT_ANNOTATION, MAX_UDP_TIMEOUT_SECONDS, findings)
-    tcp = _parse_timeout(service, TCP_TIMEOUT_ANNOTATION, MAX_TCP_TIMEOUT_SECONDS, findings)
+    udp = _parse_timeout(meta, UDP_TIMEOUT_ANNOTATION, MAX_UDP_TIMEOUT_SECONDS, findings)
+    tcp = _parse_timeout(meta, TCP_TIMEOUT_ANNOTATION, MAX_TCP_TIMEOUT_SECONDS, findings)
     return FlowTimeouts(udp, tcp) if udp or tcp else NO_TIMEOUTS
 
 
-def _parse_timeout(service: Service, annotation: str, limit: int, findings: list[Finding]) -> int:
-    text = service.metadata.annotation(annotation)
-    if text is None:
-        return 0
-    seconds = parse_seconds(text, limit)
-    if not seconds:
-        expected = f"a time from 1s to {limit // 3600}h, such as 5s, 2m or 1h"
-        findings.append(bad_annotation(annotation, text, expected))
-    return seconds or 0
+def _parse_timeout(meta: Meta, annotation: str, limit: int, findings: list[Finding]) -> int:
+    expected = f"a time from 1s to {limit // 3600}h, such as 5s, 2m or 1h"
+    return (
+        read_annotation(meta, annotation, lambda text: parse_seconds(text, limit) or None, expected, findings)
+        or 0
+    )
 
 
 def _parse_health_check_node_port(service: Service, findings: list[Finding]) -> int:
