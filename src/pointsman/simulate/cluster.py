@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ class Cluster(msgspec.Struct, frozen=True):
     nodes: Mapping[str, Node] = {}
     services: Mapping[str, Service] = {}
     slices: Mapping[str, EndpointSlice] = {}
-    service_cidrs: tuple[str, ...] = ()
+    ranges: Mapping[str, ServiceCIDR] = {}
 
     def find_zone(self, node: str) -> str:
         """Return the zone of a node; empty when it has none or is unknown."""
@@ -48,30 +48,22 @@ class Cluster(msgspec.Struct, frozen=True):
     def zones(self) -> set[str]:
         return {self.find_zone(name) for name in self.nodes}
 
+    @property
+    def service_cidrs(self) -> tuple[str, ...]:
+        return tuple(cidr for item in self.ranges.values() for cidr in item.spec.cidrs or ())
+
+    @property
+    def objects(self) -> Iterator[KubeObject]:
+        for kind in (self.nodes, self.services, self.slices, self.ranges):
+            yield from kind.values()
+
 
 def build_cluster(objects: Iterable[KubeObject]) -> Cluster:
     """Return the cluster of these objects; of an object that comes twice the last counts."""
-    by_kind: dict[type, dict[str, KubeObject]] = {
-        kind: {} for kind in (Node, Service, EndpointSlice, ServiceCIDR)
-    }
+    by_kind: dict[type, dict[str, Any]] = defaultdict(dict)
     for item in objects:
         by_kind[type(item)][item.metadata.key] = item
-    return Cluster(
-        nodes={key: item for key, item in by_kind[Node].items() if isinstance(item, Node)},
-        services={key: item for key, item in by_kind[Service].items() if isinstance(item, Service)},
-        slices={key: item for key, item in by_kind[EndpointSlice].items() if isinstance(item, EndpointSlice)},
-        service_cidrs=tuple(
-            cidr
-            for item in by_kind[ServiceCIDR].values()
-            if isinstance(item, ServiceCIDR)
-            for cidr in item.spec.cidrs or ()
-        ),
-    )
-
-
-def list_objects(cluster: Cluster) -> list[KubeObject]:
-    """Return the objects of a cluster without its ServiceCIDRs."""
-    return [*cluster.nodes.values(), *cluster.services.values(), *cluster.slices.values()]
+    return Cluster(by_kind[Node], by_kind[Service], by_kind[EndpointSlice], by_kind[ServiceCIDR])
 
 
 async def list_cluster(client: ApiClient, timeout_seconds: float) -> Cluster:

@@ -6,6 +6,7 @@ One self-contained file: no script, nothing is loaded from elsewhere.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -29,9 +30,9 @@ _MAX_ARROWS = 48
 _MAX_LABELLED = 12
 _MIN_AMOUNT = 0.0005
 _SIZE, _RADIUS = 560, 205
-_BOX_WIDTH, _BOX_HEIGHT = 118, 50
+_MIN_BOX_WIDTH, _MAX_BOX_WIDTH, _BOX_HEIGHT, _BOX_DISTANCE = 60, 118, 50, 6
 _MAX_WIDTH = 16
-_NAME_CHARACTERS = 16
+_CHARACTER_WIDTH = 7.4
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #59636e; --line: #d1d9e0; --paper: #ffffff; --panel: #f6f8fa;
@@ -117,6 +118,7 @@ def _describe_cluster(report: Report) -> str:
 def _draw(simulation: Simulation, title: str, all_zones: Sequence[str]) -> str:
     """Zones on a circle, at the same place in every picture; an arrow is as wide as its part of all connections."""
     places = {zone: _place(index, len(all_zones)) for index, zone in enumerate(all_zones)}
+    box_width = _compute_box_width(list(places.values()))
     zones = _list_zones(simulation)
     arrows = [
         (amount, source, target)
@@ -127,9 +129,12 @@ def _draw(simulation: Simulation, title: str, all_zones: Sequence[str]) -> str:
     arrows.sort(reverse=True)
     with_text = len(arrows) <= _MAX_LABELLED
     drawn = "".join(
-        _draw_arrow(places, *arrow, with_text=with_text) for arrow in reversed(arrows[:_MAX_ARROWS])
+        _draw_arrow(places, box_width, *arrow, with_text=with_text)
+        for arrow in reversed(arrows[:_MAX_ARROWS])
     )
-    boxes = "".join(_draw_zone(zone, places[zone], simulation.flows.get(zone, {})) for zone in zones)
+    boxes = "".join(
+        _draw_zone(zone, places[zone], box_width, simulation.flows.get(zone, {})) for zone in zones
+    )
     more = f" (the largest {_MAX_ARROWS} of {len(arrows)} arrows)" if len(arrows) > _MAX_ARROWS else ""
     return (
         f'<text class="title" x="16" y="26">{html.escape(title)}</text>'
@@ -153,16 +158,27 @@ def _place(index: int, count: int) -> tuple[float, float]:
     return _SIZE / 2 + radius * math.cos(angle), _SIZE / 2 + 22 + radius * math.sin(angle)
 
 
-def _draw_zone(zone: str, place: tuple[float, float], targets: Mapping[str, float]) -> str:
+def _compute_box_width(centres: Sequence[tuple[float, float]]) -> float:
+    """Return a width with which neighbours on the circle do not cover each other."""
+    gaps = [
+        abs(x1 - x2)
+        for (x1, y1), (x2, y2) in itertools.pairwise((*centres, centres[0]))
+        if abs(x1 - x2) > 0 and abs(y1 - y2) < _BOX_HEIGHT
+    ]
+    return max(_MIN_BOX_WIDTH, min((_MAX_BOX_WIDTH, *(gap - _BOX_DISTANCE for gap in gaps))))
+
+
+def _draw_zone(zone: str, place: tuple[float, float], box_width: float, targets: Mapping[str, float]) -> str:
     x, y = place
     total = sum(targets.values())
     note = f"{render_percent(targets.get(zone, 0.0) / total)} stays" if total else "no clients"
     name = zone or "no zone"
-    if len(name) > _NAME_CHARACTERS:
-        name = f"…{name[1 - _NAME_CHARACTERS :]}"
+    limit = int(box_width / _CHARACTER_WIDTH)
+    if len(name) > limit:
+        name = f"…{name[1 - limit :]}"
     return (
         f"<g><title>{html.escape(zone or 'no zone')}: {note}</title>"
-        f'<rect class="zone" x="{x - _BOX_WIDTH / 2:.0f}" y="{y - _BOX_HEIGHT / 2:.0f}" width="{_BOX_WIDTH}" '
+        f'<rect class="zone" x="{x - box_width / 2:.0f}" y="{y - _BOX_HEIGHT / 2:.0f}" width="{box_width:.0f}" '
         f'height="{_BOX_HEIGHT}" rx="8"/>'
         f'<text x="{x:.0f}" y="{y - 4:.0f}" text-anchor="middle">{html.escape(name)}</text>'
         f'<text class="dim" x="{x:.0f}" y="{y + 14:.0f}" text-anchor="middle">{note}</text></g>'
@@ -170,7 +186,13 @@ def _draw_zone(zone: str, place: tuple[float, float], targets: Mapping[str, floa
 
 
 def _draw_arrow(
-    places: Mapping[str, tuple[float, float]], amount: float, source: str, target: str, *, with_text: bool
+    places: Mapping[str, tuple[float, float]],
+    box_width: float,
+    amount: float,
+    source: str,
+    target: str,
+    *,
+    with_text: bool,
 ) -> str:
     """A curve that bends to its right, so that the way back is beside it, up to the box of the target."""
     (x1, y1), (x2, y2) = places[source], places[target]
@@ -179,7 +201,7 @@ def _draw_arrow(
     cx, cy = (x1 + x2) / 2 - (y2 - y1) / length * bend, (y1 + y2) / 2 + (x2 - x1) / length * bend
     angle = math.atan2(y2 - cy, x2 - cx)
     dx, dy = math.cos(angle), math.sin(angle)
-    distance = min(_BOX_WIDTH / 2 / max(abs(dx), 0.01), _BOX_HEIGHT / 2 / max(abs(dy), 0.01))
+    distance = min(box_width / 2 / max(abs(dx), 0.01), _BOX_HEIGHT / 2 / max(abs(dy), 0.01))
     width = max(0.75, min(_MAX_WIDTH, amount * 100))
     head = 6 + width
     tip_x, tip_y = x2 - dx * distance, y2 - dy * distance

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -62,17 +62,10 @@ class TrafficChange(msgspec.Struct, frozen=True, rename="camel"):
         return self.worsens and (self.after is None or self.after.state is State.DOWN)
 
 
-class LimitKind(enum.StrEnum):
-    """What a limit is about."""
-
-    SKEW = "skew"
-    CROSS_ZONE = "crossZone"
-
-
 class Exceeded(msgspec.Struct, frozen=True, rename="camel"):
     """A limit that is exceeded, after the change if there is one."""
 
-    kind: LimitKind
+    kind: Literal["skew", "crossZone"]
     value: float
     limit: float
     service: str = ""
@@ -151,12 +144,10 @@ def max_growth(change: TrafficChange) -> float:
 
 def _find_exceeded(result: Simulation, limits: Limits) -> Iterator[Exceeded]:
     if limits.max_cross_zone and (crossing := compute_cross_zone(result)) > limits.max_cross_zone:
-        yield Exceeded(LimitKind.CROSS_ZONE, crossing, limits.max_cross_zone)
+        yield Exceeded("crossZone", crossing, limits.max_cross_zone)
     for one in result.traffic:
         if limits.max_skew and one.skew > limits.max_skew:
-            yield Exceeded(
-                LimitKind.SKEW, one.skew, limits.max_skew, f"{one.name} {one.clients} ({one.family})"
-            )
+            yield Exceeded("skew", one.skew, limits.max_skew, f"{one.name} {one.clients} ({one.family})")
 
 
 def sort_worst_first(traffic: tuple[Traffic, ...]) -> list[Traffic]:

@@ -8,7 +8,6 @@ from pointsman.model.decision import State
 from pointsman.screen import Screen, Table, Tone, lay_out
 from pointsman.simulate.report import (
     Exceeded,
-    LimitKind,
     Report,
     TrafficChange,
     compute_cross_zone,
@@ -180,7 +179,7 @@ def render_growth(change: TrafficChange) -> str:
 
 def render_exceeded(one: Exceeded) -> str:
     """Return which limit is exceeded, by how much."""
-    if one.kind is LimitKind.SKEW:
+    if one.kind == "skew":
         return f"{one.service}: skew {one.value:.2f} is above the limit of {one.limit:g}"
     return f"{render_percent(one.value)} of the connections cross zones, the limit is {render_percent(one.limit)}"
 

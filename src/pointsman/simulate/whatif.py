@@ -23,7 +23,7 @@ from pointsman.model.objects import (
     SliceEndpoint,
     TargetRef,
 )
-from pointsman.simulate.cluster import Cluster, build_cluster, list_objects
+from pointsman.simulate.cluster import Cluster, build_cluster
 from pointsman.text import did_you_mean
 
 MAX_REPLICAS = 5000
@@ -61,10 +61,7 @@ class WhatIf(msgspec.Struct, frozen=True):
     def apply_to(self, cluster: Cluster) -> Cluster:
         """Return the changed cluster. Raises ConfigError for what does not exist in it."""
         if self.apply:
-            changed = build_cluster([*list_objects(cluster), *self.apply])
-            cluster = msgspec.structs.replace(
-                changed, service_cidrs=(*cluster.service_cidrs, *changed.service_cidrs)
-            )
+            cluster = build_cluster([*cluster.objects, *self.apply])
         touched = {item.metadata.key for item in self.apply if isinstance(item, Service)}
         for text in self.settings:
             cluster, key = _set_field(cluster, text)
