@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import netlink, tracked_flows
@@ -28,8 +28,7 @@ _REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
 Expired = Callable[[], bool]
 Select = Callable[[Family, FlowQuery], bytes]
 """Makes the filter a kernel is sent."""
-Take = Callable[[bytes], None]
-"""Does something with the message about one flow."""
+_T = TypeVar("_T", Flow, Sighting)
 
 
 class FlowsLeft(KernelError):
@@ -67,54 +66,52 @@ class ConntrackTable(Closable):
         self._socket.close()
 
     def list_flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
-        """Flows that match the query and that `wanted` accepts.
+        """Return flows that match the query and that `wanted` accepts.
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
         """
         found: list[Flow] = []
-
-        def take(payload: bytes) -> None:
-            flow = self._decoder.decode(payload, query, wanted)
-            if flow is not None:
-                found.append(flow)
-
-        self._ask(query, take, expired)
+        self._visit(
+            query, lambda payload: self._decoder.decode(payload, query, wanted), found.append, expired
+        )
         return found
 
     def visit_flows(
         self, query: FlowQuery, take: Callable[[Sighting], None], expired: Expired = lambda: False
     ) -> None:
-        """Hand every flow that matches the query to `take`; raises as `flows` does."""
+        """Hand every flow that matches the query to `take`; raises as `list_flows` does."""
+        self._visit(query, lambda payload: self._decoder.sight(payload, query), take, expired)
 
-        def decode(payload: bytes) -> None:
-            sighting = self._decoder.sight(payload, query)
-            if sighting is not None:
-                take(sighting)
+    def _visit(
+        self,
+        query: FlowQuery,
+        decode: Callable[[bytes], _T | None],
+        take: Callable[[_T], object],
+        expired: Expired,
+    ) -> None:
+        """Hand the flows that match to `take`, selected by the kernel where it can, and by `decode` where it cannot."""
 
-        self._ask(query, decode, expired)
+        def on_message(payload: bytes) -> None:
+            flow = decode(payload)
+            if flow is not None:
+                take(flow)
 
-    def _ask(self, query: FlowQuery, take: Take, expired: Expired) -> None:
-        """Hand the flows that match to `take`, selected by the kernel where it can, and others where it cannot."""
         if self.selects:
             try:
-                self._dump(self._select(self.family, query), take, expired)
-            except DeadlinePassed:
-                raise
+                return self._dump(self._select(self.family, query), on_message, expired)
             except KernelError as error:
-                if error.errno not in _REFUSED_FILTER:
+                if isinstance(error, DeadlinePassed) or error.errno not in _REFUSED_FILTER:
                     raise
                 self.selects = False
-            else:
-                return
         try:
-            self._dump(b"", take, expired)
+            self._dump(b"", on_message, expired)
         except KernelError as error:
             if error.errno == errno.EINVAL:
                 raise NotSupported(f"list tracked flows: the kernel needs {_NEEDS}", error.errno) from error
             raise
 
     def delete(self, flows: Sequence[Flow], expired: Expired = lambda: False) -> int:
-        """Remove exactly these flows; how many were still there.
+        """Remove exactly these flows; return how many were still there.
 
         Raises FlowsLeft when the kernel rejected any of them; all are tried first. Its `errno` is EBUSY where that is the only one: older
         kernels do not delete a flow that a flowtable carries.
@@ -138,7 +135,7 @@ class ConntrackTable(Closable):
         return deleted
 
     def filter_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
-        """Those of these flows that are still there and on which no packet has come back by now."""
+        """Return those of these flows that are still there and on which no packet has come back by now."""
         replies = self._socket.request([self._encode_request(_GET, flow) for flow in flows])
         return [
             flow
@@ -151,14 +148,14 @@ class ConntrackTable(Closable):
         return self._decoder.decode(payload, query, lambda *_: True) == flow
 
     def _encode_request(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
-        """A request about exactly this flow."""
+        """Return a request about exactly this flow."""
         named = tracked_flows.encode_original(self.family, flow)
         return Message(kind, 0, tracked_flows.build_header(self.family) + named + more)
 
     def _encode_deletion(self, flow: Flow) -> Message:
         return self._encode_request(_DELETE, flow, tracked_flows.encode_id(flow))
 
-    def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
+    def _dump(self, selection: bytes, take: Callable[[bytes], None], expired: Expired) -> None:
         """Stream the answers, so that a large table costs no memory for flows that do not match.
 
         Flows come and go during a dump, and the kernel marks none as interrupted (NLM_F_DUMP_INTR): while the table is being

@@ -57,6 +57,7 @@ _U32 = struct.Struct("=I")
 HEADER_LENGTH = _HEADER.size
 
 _RECEIVE_SIZE = 256 * 1024
+_SEND_BUFFER_BYTES = 1 << 20
 _MESSAGES_PER_SEND = 500
 _BYTES_PER_SEND = 128 * 1024
 _DUMP_ATTEMPTS = 10
@@ -181,7 +182,6 @@ class NetlinkSocket(Closable):
         protocol: int,
         *,
         groups: int = 0,
-        send_buffer: int = 1 << 20,
         receive_buffer: int = 8 << 20,
     ) -> None:
         try:
@@ -194,8 +194,10 @@ class NetlinkSocket(Closable):
         self._send_buffer = 0
         self._received = memoryview(bytearray(_RECEIVE_SIZE))
         _set_buffer(self._socket, _SO_RCVBUFFORCE, socket.SO_RCVBUF, receive_buffer)
-        self.reserve_send_buffer(send_buffer)
-        for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK):
+        self._reserve_send_buffer(_SEND_BUFFER_BYTES)
+        # With strict checks, rtnetlink honours the filters of a dump request.
+        strict = (_NETLINK_GET_STRICT_CHK,) if protocol == NETLINK_ROUTE else ()
+        for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK, *strict):
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _ANSWER_SECONDS, 0))
@@ -217,19 +219,14 @@ class NetlinkSocket(Closable):
         number: int = self._socket.getsockname()[0]
         return number
 
-    def check_dumps_strictly(self) -> None:
-        """Make rtnetlink honour the filters of a dump request instead of ignoring them."""
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
-
-    def reserve_send_buffer(self, size: int) -> None:
+    def _reserve_send_buffer(self, size: int) -> None:
         """Let one send carry `size` bytes; the kernel counts bookkeeping too, so it gets twice that."""
         if size > self._send_buffer:
             _set_buffer(self._socket, _SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
             self._send_buffer = size
 
     def reserve_sequences(self, count: int = 1) -> int:
-        """The first of `count` fresh sequence numbers."""
+        """Return the first of `count` fresh sequence numbers."""
         if self._sequence + count > 0x7FFFFFFF:
             self._sequence = 1
         first = self._sequence
@@ -238,7 +235,7 @@ class NetlinkSocket(Closable):
 
     def send(self, data: bytes | bytearray) -> None:
         """Send one datagram; the kernel runs its requests before this returns."""
-        self.reserve_send_buffer(len(data) + (len(data) >> 3) + 65536)
+        self._reserve_send_buffer(len(data) + (len(data) >> 3) + 65536)
         try:
             self._socket.send(data)
         except OSError as error:

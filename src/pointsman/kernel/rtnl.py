@@ -40,10 +40,11 @@ _NO_ROUTE = {
     errno.EINVAL: "the route is a blackhole",
 }
 
-_SHORTEST_PAUSE = 0.001
+_NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+_MIN_PAUSE_SECONDS = 0.001
 _ROUTE_SECONDS = 50e-6
 """Less than the kernel needs for the route of one new address, so that asking again costs little beside it."""
-_NEWS_BYTES = 1 << 16
+_MONITOR_BYTES = 1 << 16
 """Kept for a monitor; what does not fit means the same as what does: addresses have changed."""
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -90,7 +91,6 @@ class RouteSocket(Closable):
 
     def __init__(self) -> None:
         self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE)
-        self._netlink.check_dumps_strictly()
 
     def close(self) -> None:
         self._netlink.close()
@@ -144,7 +144,7 @@ class RouteSocket(Closable):
                 until = now + timeout
             elif now > until:
                 break
-            time.sleep(max(_ROUTE_SECONDS * len(late), _SHORTEST_PAUSE))
+            time.sleep(max(_ROUTE_SECONDS * len(late), _MIN_PAUSE_SECONDS))
             addresses = late
         return late
 
@@ -152,35 +152,30 @@ class RouteSocket(Closable):
         routes = self.find_routes(addresses, flags=RTM_F_FIB_MATCH)
         return [address for address, route in routes.items() if not route.local]
 
-    def ensure_dummy(self, name: str) -> int:
-        """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
-        index = self.list_indexes().get(name)
-        if index is not None:
-            return index
+    def ensure_dummy(self, name: str, alias: str = "") -> int:
+        """Return the index of the dummy device, which is created (down, as it only carries addresses) when missing.
+
+        `alias` becomes the description that `ip link` shows.
+        """
         payload = (
             _LINK.pack(0, 0, 0, 0, 0)
             + nla.text(IFLA_IFNAME, name)
             + nla.nested(IFLA_LINKINFO, nla.text(IFLA_INFO_KIND, "dummy"))
         )
-        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
-        reply = self._netlink.request((Message(RTM_NEWLINK, flags, payload),))[0]
-        if reply.errno not in (0, errno.EEXIST):
-            raise netlink.build_kernel_error(
-                reply.errno, f"create dummy device {name}", reply.text, needs="CONFIG_DUMMY (module dummy)"
-            )
+        if name not in self.list_indexes():
+            reply = self._netlink.request((Message(RTM_NEWLINK, _NEW, payload),))[0]
+            if reply.errno not in (0, errno.EEXIST):
+                what = f"create dummy device {name}"
+                raise netlink.build_kernel_error(
+                    reply.errno, what, reply.text, needs="CONFIG_DUMMY (module dummy)"
+                )
         index = self.list_indexes().get(name)
         if index is None:
             raise KernelError(f"dummy device {name} vanished while it was created", errno.ENODEV)
+        if alias:
+            described = _LINK.pack(0, 0, index, 0, 0) + nla.text(IFLA_IFALIAS, alias)
+            self._netlink.request_one(Message(RTM_SETLINK, 0, described), "describe a network interface")
         return index
-
-    def set_alias(self, interface: int, alias: str) -> None:
-        """Set the description that `ip link` shows."""
-        payload = _LINK.pack(0, 0, interface, 0, 0) + nla.text(IFLA_IFALIAS, alias)
-        self._netlink.request_one(Message(RTM_SETLINK, 0, payload), "describe a network interface")
-
-    def read_alias(self, name: str) -> str | None:
-        """Return the description of an interface, empty without one; None when there is no such interface."""
-        return next((link.alias for link in self.list_links() if link.name == name), None)
 
     def delete_link(self, name: str) -> bool:
         """Remove an interface; False when there was none."""
@@ -194,9 +189,8 @@ class RouteSocket(Closable):
 
     def add_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
         """Bind host addresses (/32, /128); EEXIST in a reply means the interface has it already."""
-        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
         return self._netlink.request(
-            [Message(RTM_NEWADDR, flags, _encode_host(interface, a)) for a in addresses]
+            [Message(RTM_NEWADDR, _NEW, _encode_host(interface, a)) for a in addresses]
         )
 
     def delete_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
@@ -273,7 +267,7 @@ class AddressMonitor:
 
     def __init__(self) -> None:
         groups = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
-        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE, groups=groups, receive_buffer=_NEWS_BYTES)
+        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE, groups=groups, receive_buffer=_MONITOR_BYTES)
 
     def fileno(self) -> int:
         return self._netlink.fileno()

@@ -133,7 +133,7 @@ def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
 def _read_alias() -> str | None:
     """Return the description of the device; None without a device."""
     with RouteSocket() as route:
-        return route.read_alias(IPVS_DEVICE)
+        return next((link.alias for link in route.list_links() if link.name == IPVS_DEVICE), None)
 
 
 def _remove_device(*, dry_run: bool) -> Iterator[CleanupItem]:

@@ -133,8 +133,7 @@ class Sockets(KernelReader):
 
     def make_containers(self) -> None:
         """Create the dummy device and the sets; a set of another type or family is replaced, because it rejects our entries."""
-        self._device = self._route.ensure_dummy(IPVS_DEVICE)
-        self._route.set_alias(self._device, IPVS_DEVICE_ALIAS)
+        self._device = self._route.ensure_dummy(IPVS_DEVICE, IPVS_DEVICE_ALIAS)
         present = self._ipset.list_headers()
         for header in sets.build_headers(self._family):
             held = present.get(header.name)

@@ -11,7 +11,7 @@ from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, Dele
 from pointsman.backends.nftables.contents import Contents, compute_balancer_order
 from pointsman.backends.nftables.fields import pack_slot_numbers
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
-from pointsman.backends.nftables.schema import FlowTimeout
+from pointsman.backends.nftables.schema import Chain, FlowTimeout
 from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
@@ -116,16 +116,16 @@ class Change:
             elif not before and difference > 0:
                 self._add.setdefault(element.where, []).append((element, ""))
 
-    def _choose_balancers(self) -> tuple[set[Balancer], set[Balancer]]:
+    def _choose_balancers(self) -> tuple[dict[Balancer, Chain], set[Balancer]]:
         """Chains to create and to remove; idle ones stay until there are many."""
         contents = self._contents
         counts = contents.balancers
         new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
-        created = add_spares(new) - contents.present
+        created = contents.build_balancer_chains(add_spares(new) - contents.present.keys())
         idle = {b for b in contents.present if counts[b] + self._balancers[b] <= 0}
         if len(idle) <= _MAX_UNUSED_BALANCERS:
             return created, set()
-        in_use = contents.present - idle | new
+        in_use = contents.present.keys() - idle | new
         return created, idle - add_spares(in_use)
 
     def _find_timeouts(self) -> set[FlowTimeout]:
@@ -135,19 +135,16 @@ class Change:
             return contents.timeouts
         users = contents.timeout_users
         used = {one for one in users.keys() | self._timeouts.keys() if users[one] + self._timeouts[one] > 0}
-        present = (contents.present | self._created) - self._removed
+        present = (contents.present.keys() | self._created.keys()) - self._removed
         return used | {balancer.timeout for balancer in present if balancer.timeout is not None}
 
     def _build_batch(self) -> Batch:
         contents = self._contents
         steps = contents.steps
-        created = self._created
-        removed = self._removed
-        chains = contents.build_balancer_chains(created)
         before, after = contents.timeouts, self._timeouts_after
         operations: list[Operation] = [steps.add_timeout(one) for one in sorted(after - before)]
-        operations += [steps.add_chain(chain) for chain in chains]
-        for chain in chains:
+        operations += [steps.add_chain(chain) for chain in self._created.values()]
+        for chain in self._created.values():
             operations += steps.add_rules(chain)
         operations += self._operations
         operations += [DeleteElements(contents.sets[n], keys) for n, keys in self._delete.items() if keys]
@@ -156,7 +153,7 @@ class Change:
             AddSlots(contents.sets[n], entries) for n, entries in self._add_slots.items() if entries
         ]
         operations += self._later
-        names = [b.name for b in sorted(removed, key=compute_balancer_order, reverse=True)]
+        names = [b.name for b in sorted(self._removed, key=compute_balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
         operations += [steps.delete_timeout(one.name) for one in sorted(before - after)]
@@ -180,7 +177,8 @@ class Change:
         _add_counts(contents.timeout_users, self._timeouts)
         contents.timeouts = self._timeouts_after
         contents.present |= self._created
-        contents.forget_balancers(self._removed)
+        for balancer in self._removed:
+            del contents.present[balancer]
         for added in (self._add, self._add_slots):
             for where, entries in added.items():
                 contents.counts[where] += len(entries)

@@ -40,7 +40,7 @@ class Contents:
         self.steps = Steps(self.traits)
         self.shared: Counter[Element] = Counter()
         self.balancers: Counter[Balancer] = Counter()
-        self.present: set[Balancer] = set()
+        self.present: dict[Balancer, Chain] = {}
         """Balancer chains in the table: those in use and some spare ones."""
         self.timeout_users: Counter[FlowTimeout] = Counter()
         """How many service ports have each timeout."""
@@ -50,7 +50,6 @@ class Contents:
         """How many elements lead to each chain."""
         self.counts: Counter[str] = Counter()
         self._static_chains = schema.build_static_chains(context)
-        self._balancer_chains: dict[Balancer, Chain] = {}
         self.node_port_addresses = [
             (Element(schema.NODEPORT_IPS, address), "")
             for address in schema.find_node_port_addresses(context)
@@ -62,7 +61,7 @@ class Contents:
         self.with_chains = {name for name, fragment in fragments.items() if fragment.chains}
         self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
         self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
-        self.present = add_spares(self.balancers)
+        self.present = self.build_balancer_chains(add_spares(self.balancers))
         self.timeout_users = Counter(f.timeout for f in fragments.values() if f.timeout)
         self.timeouts = {*self.timeout_users}
         self.verdicts = Counter(
@@ -87,26 +86,15 @@ class Contents:
         hooked = [chain for chain in self._static_chains if chain.hook is not None]
         plain = [chain for chain in self._static_chains if chain.hook is None]
         own = [chain for fragment in self._list_with_chains() for chain in fragment.chains]
-        return [*plain, *self.build_balancer_chains(self.present), *own, *hooked]
+        balancers = [self.present[balancer] for balancer in sorted(self.present, key=compute_balancer_order)]
+        return [*plain, *balancers, *own, *hooked]
 
     def _list_with_chains(self) -> list[Fragment]:
         return [self.fragments[name] for name in sorted(self.with_chains)]
 
-    def build_balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
-        return [
-            self._find_balancer_chain(balancer) for balancer in sorted(balancers, key=compute_balancer_order)
-        ]
-
-    def _find_balancer_chain(self, balancer: Balancer) -> Chain:
-        chain = self._balancer_chains.get(balancer)
-        if chain is None:
-            chain = self._balancer_chains[balancer] = build_balancer_chain(balancer, self.context)
-        return chain
-
-    def forget_balancers(self, removed: Iterable[Balancer]) -> None:
-        for balancer in removed:
-            self.present.discard(balancer)
-            self._balancer_chains.pop(balancer, None)
+    def build_balancer_chains(self, balancers: Iterable[Balancer]) -> dict[Balancer, Chain]:
+        ordered = sorted(balancers, key=compute_balancer_order)
+        return {balancer: build_balancer_chain(balancer, self.context) for balancer in ordered}
 
     def list_elements(self) -> dict[str, list[tuple[Element, str]]]:
         """Elements of sets and verdict maps."""
