@@ -22,9 +22,11 @@ def _header(family: Family) -> bytes:
 
 def _side(kind: int, source: bytes, source_port: int, to: bytes, port: int, protocol: int) -> bytes:
     first = 1 if len(source) == 4 else 3
-    addresses = nla.nested(1, nla.attribute(first, source), nla.attribute(first + 1, to))
-    ports = nla.nested(2, nla.u8(1, protocol), nla.u16be(2, source_port), nla.u16be(3, port))
-    return nla.nested(kind, addresses, ports)
+    addresses = nla.pack_nested(1, nla.pack_attribute(first, source), nla.pack_attribute(first + 1, to))
+    ports = nla.pack_nested(
+        2, nla.pack_u8(1, protocol), nla.pack_u16be(2, source_port), nla.pack_u16be(3, port)
+    )
+    return nla.pack_nested(kind, addresses, ports)
 
 
 def _original(flow: Flow) -> bytes:
@@ -33,7 +35,7 @@ def _original(flow: Flow) -> bytes:
 
 def answer_flow(family: Family, flow: Flow) -> None:
     """Make a flow of the table one on which a packet has come back."""
-    status = nla.u32be(_STATUS, _SEEN_REPLY | _CONFIRMED)
+    status = nla.pack_u32be(_STATUS, _SEEN_REPLY | _CONFIRMED)
     with NetlinkSocket(netlink.NETLINK_NETFILTER) as sock:
         sock.request_one(Message(_NEW, 0, _header(family) + _original(flow) + status), "answer a flow")
 
@@ -54,8 +56,8 @@ def add_flows(family: Family, flows: Iterable[Flow]) -> None:
                 f.reply_destination_port,
                 f.protocol,
             )
-            + nla.u32be(_TIMEOUT, 600)
-            + (nla.u32be(_STATUS, _SEEN_REPLY | _CONFIRMED) if f.replied else b""),
+            + nla.pack_u32be(_TIMEOUT, 600)
+            + (nla.pack_u32be(_STATUS, _SEEN_REPLY | _CONFIRMED) if f.replied else b""),
         )
         for f in flows
     ]

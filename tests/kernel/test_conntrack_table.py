@@ -145,11 +145,11 @@ def test_a_kernel_that_ignores_or_refuses_the_filter_gives_the_same_answer(names
     udp(namespace, "10.0.0.1 1000", "10.96.0.10 53")
     udp(namespace, "10.0.0.1 1000", "10.96.0.11 53")
     query = FlowQuery(17, packed("10.96.0.10"), 53)
-    unknown_flag = nla.nested(25, nla.u32(1, 1 << 31))
+    unknown_flag = nla.pack_nested(25, nla.pack_u32(1, 1 << 31))
     with (
         ConntrackTable(Family.IPV4) as table,
         ConntrackTable(Family.IPV4, ignored) as old,
-        ConntrackTable(Family.IPV4, lambda _family, _query: nla.nested(1) + unknown_flag) as strict,
+        ConntrackTable(Family.IPV4, lambda _family, _query: nla.pack_nested(1) + unknown_flag) as strict,
     ):
         filtered = table.list_flows(query, everything)
         assert old.list_flows(query, everything) == filtered

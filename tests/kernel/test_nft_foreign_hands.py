@@ -24,7 +24,7 @@ from pointsman.backends.nftables.mode import clean_up
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import u32be
+from pointsman.kernel.attributes import pack_u32be
 from pointsman.kernel.netlink import NLM_F_CREATE
 from pointsman.kernel.nfnl import NftablesSocket, build_nftables_message
 from pointsman.kernel.sysctl import Sysctls
@@ -294,7 +294,7 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     contents = Contents(NODE, counters=False)
     contents.load({made.name: compile_fragment(made, NODE)})
     (chain,) = (chain for chain in contents.list_chains() if chain.name == f"lb-{size}")
-    asked, drawn = u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)
+    asked, drawn = pack_u32be(nf.NFTA_NG_MODULUS, size), pack_u32be(nf.NFTA_NG_MODULUS, other)
     changed = tuple(rule._replace(expressions=rule.expressions.replace(asked, drawn)) for rule in chain.rules)
     assert changed != chain.rules
     steps = Steps(find_traits(Family.IPV4))
@@ -549,7 +549,7 @@ def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
 def owned_table() -> NftablesSocket:
     """The socket whose table nobody else may change while it is open."""
     owner = NftablesSocket()
-    flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
+    flags = pack_u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
     body = TABLE_NAME + flags
     owner.commit([build_nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, NLM_F_CREATE, body)])
     return owner

@@ -12,46 +12,46 @@ _ATTRIBUTE = struct.Struct("=HH")
 _U32 = struct.Struct("=I")
 
 
-def attribute(kind: int, data: bytes) -> bytes:
+def pack_attribute(kind: int, data: bytes) -> bytes:
     """One attribute, padded to four bytes."""
     length = len(data) + 4
     return _ATTRIBUTE.pack(length, kind) + data + b"\0" * (-length & 3)
 
 
-def nested(kind: int, *children: bytes) -> bytes:
+def pack_nested(kind: int, *children: bytes) -> bytes:
     """An attribute made of attributes."""
-    return attribute(kind | NLA_F_NESTED, b"".join(children))
+    return pack_attribute(kind | NLA_F_NESTED, b"".join(children))
 
 
-def u8(kind: int, value: int) -> bytes:
-    return attribute(kind, bytes((value,)))
+def pack_u8(kind: int, value: int) -> bytes:
+    return pack_attribute(kind, bytes((value,)))
 
 
-def u16(kind: int, value: int) -> bytes:
+def pack_u16(kind: int, value: int) -> bytes:
     """Host byte order."""
-    return attribute(kind, struct.pack("=H", value))
+    return pack_attribute(kind, struct.pack("=H", value))
 
 
-def u32(kind: int, value: int) -> bytes:
+def pack_u32(kind: int, value: int) -> bytes:
     """Host byte order."""
-    return attribute(kind, _U32.pack(value))
+    return pack_attribute(kind, _U32.pack(value))
 
 
-def u16be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">H", value))
+def pack_u16be(kind: int, value: int) -> bytes:
+    return pack_attribute(kind, struct.pack(">H", value))
 
 
-def u32be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">I", value))
+def pack_u32be(kind: int, value: int) -> bytes:
+    return pack_attribute(kind, struct.pack(">I", value))
 
 
-def u64be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">Q", value))
+def pack_u64be(kind: int, value: int) -> bytes:
+    return pack_attribute(kind, struct.pack(">Q", value))
 
 
-def text(kind: int, value: str) -> bytes:
+def pack_text(kind: int, value: str) -> bytes:
     """A zero-terminated string."""
-    return attribute(kind, value.encode() + b"\0")
+    return pack_attribute(kind, value.encode() + b"\0")
 
 
 def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -65,7 +65,7 @@ def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]
         offset += (length + 3) & ~3
 
 
-def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
+def parse_attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
     """Attributes by type; of a repeated type the last one.
 
     The same walk as `iter_attributes`, which costs twice as much for the few attributes most answers have.
@@ -81,10 +81,10 @@ def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
     return found
 
 
-def number_of(data: bytes | None) -> int:
+def parse_number(data: bytes | None) -> int:
     """Return a number in network byte order; 0 for an attribute that is missing."""
     return int.from_bytes(data, "big") if data else 0
 
 
-def text_of(data: bytes) -> str:
+def parse_text(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")

@@ -48,13 +48,13 @@ _PRIVATE_ERRORS = {
 
 def _build_message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
     header = struct.pack(">BBH", family, 0, 0)
-    version = nla.u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
+    version = nla.pack_u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
     return Message((SUBSYSTEM << 8) | command, flags, header + version + b"".join(attributes))
 
 
 def _encode_address(kind: int, address: bytes) -> bytes:
     inner = ADDRESS_V4 if len(address) == 4 else ADDRESS_V6
-    return nla.nested(kind, nla.attribute(inner | _NET_ORDER, address))
+    return nla.pack_nested(kind, nla.pack_attribute(inner | _NET_ORDER, address))
 
 
 def encode_entry(entry: SetEntry) -> bytes:
@@ -63,37 +63,37 @@ def encode_entry(entry: SetEntry) -> bytes:
     if entry.address:
         parts.append(_encode_address(DATA_IP, entry.address))
     if entry.port or entry.protocol:
-        parts.append(nla.attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
+        parts.append(nla.pack_attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
     if entry.protocol:
-        parts.append(nla.u8(DATA_PROTOCOL, entry.protocol))
+        parts.append(nla.pack_u8(DATA_PROTOCOL, entry.protocol))
     if entry.second:
         parts.append(_encode_address(DATA_IP2, entry.second))
     if entry.prefix:
-        parts.append(nla.u8(DATA_CIDR2, entry.prefix))
+        parts.append(nla.pack_u8(DATA_CIDR2, entry.prefix))
     return b"".join(parts)
 
 
 def encode_entries(command: int, name: str, entries: Sequence[SetEntry]) -> Message:
     """Return one message that adds (CMD_ADD) or deletes (CMD_DELETE) entries; a line number identifies the one that failed."""
     lines = [
-        nla.nested(
+        nla.pack_nested(
             ATTR_DATA,
             encode_entry(entry),
-            nla.attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
+            nla.pack_attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
         )
         for n, entry in enumerate(entries, 1)
     ]
     return _build_message(
         command,
-        nla.text(ATTR_NAME, name),
-        nla.nested(ATTR_ENTRIES, *lines),
-        nla.u32(ATTR_LINE, 1),
+        nla.pack_text(ATTR_NAME, name),
+        nla.pack_nested(ATTR_ENTRIES, *lines),
+        nla.pack_u32(ATTR_LINE, 1),
     )
 
 
 def decode_entry(data: bytes, kind: SetType) -> SetEntry:
     """Return an entry as the kernel lists it."""
-    fields = nla.attributes(data)
+    fields = nla.parse_attributes(data)
     port = int.from_bytes(fields.get(DATA_PORT, b""), "big")
     if kind is SetType.BITMAP_PORT:
         return SetEntry(port=port)
@@ -116,11 +116,11 @@ def _parse_address(data: bytes) -> bytes:
 
 def _decode_header(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     try:
-        kind = SetType(nla.text_of(fields[ATTR_TYPE]))
+        kind = SetType(nla.parse_text(fields[ATTR_TYPE]))
     except ValueError:
         return None
     family = _FAMILIES.get(fields[ATTR_FAMILY][0]) if ATTR_FAMILY in fields and kind.has_family else None
-    data = nla.attributes(fields.get(ATTR_DATA, b""))
+    data = nla.parse_attributes(fields.get(ATTR_DATA, b""))
     return SetHeader(
         name,
         kind,
@@ -136,8 +136,8 @@ def decode_listing(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetE
     found: list[tuple[SetHeader, list[SetEntry]]] = []
     headers: dict[str, SetHeader] = {}
     for payload in payloads:
-        fields = nla.attributes(payload, 4)
-        name = nla.text_of(fields.get(ATTR_NAME, b""))
+        fields = nla.parse_attributes(payload, 4)
+        name = nla.parse_text(fields.get(ATTR_NAME, b""))
         if ATTR_TYPE in fields:
             described = _decode_header(name, fields)
             if described is not None:
@@ -168,21 +168,21 @@ class IpsetSocket(Closable):
     def create(self, header: SetHeader) -> None:
         """Create a set; one that exists with the same type is kept as it is."""
         if header.type is SetType.BITMAP_PORT:
-            data = nla.attribute(DATA_PORT | _NET_ORDER, b"\0\0") + nla.attribute(
+            data = nla.pack_attribute(DATA_PORT | _NET_ORDER, b"\0\0") + nla.pack_attribute(
                 DATA_PORT_TO | _NET_ORDER, b"\xff\xff"
             )
         else:
-            data = nla.attribute(DATA_HASH_SIZE | _NET_ORDER, struct.pack(">I", 1024)) + nla.attribute(
-                DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements)
-            )
+            data = nla.pack_attribute(
+                DATA_HASH_SIZE | _NET_ORDER, struct.pack(">I", 1024)
+            ) + nla.pack_attribute(DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements))
         family = header.family if header.type.has_family else None
         request = _build_message(
             CMD_CREATE,
-            nla.text(ATTR_NAME, header.name),
-            nla.text(ATTR_TYPE, header.type.value),
-            nla.u8(ATTR_REVISION, self._find_revision(header.type, family)),
-            nla.u8(ATTR_FAMILY, _NFPROTO[family]),
-            nla.nested(ATTR_DATA, data),
+            nla.pack_text(ATTR_NAME, header.name),
+            nla.pack_text(ATTR_TYPE, header.type.value),
+            nla.pack_u8(ATTR_REVISION, self._find_revision(header.type, family)),
+            nla.pack_u8(ATTR_FAMILY, _NFPROTO[family]),
+            nla.pack_nested(ATTR_DATA, data),
             flags=netlink.NLM_F_CREATE,
             family=_NFPROTO[family],
         )
@@ -199,7 +199,7 @@ class IpsetSocket(Closable):
         present = self.list_headers()
         found: dict[str, set[SetEntry]] = {name: set() for name in names if name in present}
         for name, entries in found.items():
-            for _, part in self._list(0, nla.text(ATTR_NAME, name)):
+            for _, part in self._list(0, nla.pack_text(ATTR_NAME, name)):
                 entries.update(part)
         return found
 
@@ -213,7 +213,7 @@ class IpsetSocket(Closable):
 
     def destroy(self, name: str) -> None:
         """Remove a set; raises Busy while a rule still matches on it."""
-        reply = self._netlink.request((_build_message(CMD_DESTROY, nla.text(ATTR_NAME, name)),))[0]
+        reply = self._netlink.request((_build_message(CMD_DESTROY, nla.pack_text(ATTR_NAME, name)),))[0]
         if reply.errno:
             raise _build_error(reply.errno, f"destroy ipset {name}")
 
@@ -235,7 +235,7 @@ class IpsetSocket(Closable):
 
     def _list(self, flags: int, name: bytes = b"") -> list[tuple[SetHeader, list[SetEntry]]]:
         request = _build_message(
-            CMD_LIST, nla.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", flags)), name
+            CMD_LIST, nla.pack_attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", flags)), name
         )
         answers = self._netlink.dump(request, "list ipsets", needs=NEEDS)
         return decode_listing(answer.payload for answer in answers)
@@ -247,10 +247,10 @@ class IpsetSocket(Closable):
             return known
         number = _NFPROTO[family]
         request = _build_message(
-            CMD_TYPE, nla.text(ATTR_TYPE, kind.value), nla.u8(ATTR_FAMILY, number), family=number
+            CMD_TYPE, nla.pack_text(ATTR_TYPE, kind.value), nla.pack_u8(ATTR_FAMILY, number), family=number
         )
         for answer in self._netlink.request_one(request, f"look up ipset type {kind.value}", needs=NEEDS):
-            revision = nla.attributes(answer.payload, 4).get(ATTR_REVISION)
+            revision = nla.parse_attributes(answer.payload, 4).get(ATTR_REVISION)
             if revision is not None:
                 self._revisions[kind, family] = revision[0]
                 return revision[0]

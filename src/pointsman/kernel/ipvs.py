@@ -99,7 +99,7 @@ def encode_service(command: int, server: VirtualServer) -> bytes:
 def _encode_settings(scheduler: str, flags: int, timeout: int, address_length: int) -> bytes:
     """Return the attributes of a virtual server after those that identify it; most servers have the same."""
     mask = _V4_ALL_BITS if address_length == 4 else _V6_ALL_BITS
-    return nla.text(SVC_SCHEDULER, scheduler) + _SERVICE_REST.pack(
+    return nla.pack_text(SVC_SCHEDULER, scheduler) + _SERVICE_REST.pack(
         *(12, SVC_FLAGS, flags, 0xFFFFFFFF), *(8, SVC_TIMEOUT, timeout), *(8, SVC_NETMASK, mask)
     )
 
@@ -111,7 +111,7 @@ def encode_service_removal(key: VirtualKey) -> bytes:
 
 def encode_marked_service(command: int, scheduler: str, mark: int) -> bytes:
     """Return the payload that adds or deletes an IPv4 virtual server that is addressed by a firewall mark."""
-    identity = nla.u16(SVC_AF, socket.AF_INET) + nla.u32(SVC_FWMARK, mark)
+    identity = nla.pack_u16(SVC_AF, socket.AF_INET) + nla.pack_u32(SVC_FWMARK, mark)
     return _encode_header(command) + _encode_nest(
         ATTR_SERVICE, identity + _encode_settings(scheduler, 0, 0, 4)
     )
@@ -151,7 +151,7 @@ def encode_destination_removal(service: bytes, key: RealKey) -> bytes:
 
 def decode_virtual_server(payload: bytes) -> tuple[VirtualServer, ServerCounters] | None:
     """Return a virtual server and its counters; None for one that is addressed by a firewall mark."""
-    fields = nla.attributes(nla.attributes(payload, HEADER_LENGTH).get(ATTR_SERVICE, b""))
+    fields = nla.parse_attributes(nla.parse_attributes(payload, HEADER_LENGTH).get(ATTR_SERVICE, b""))
     if SVC_ADDR not in fields or SVC_PORT not in fields:
         return None
     length = 4 if _parse_native(fields[SVC_AF]) == socket.AF_INET else 16
@@ -160,8 +160,8 @@ def decode_virtual_server(payload: bytes) -> tuple[VirtualServer, ServerCounters
     )
     flags = _U32.unpack_from(fields[SVC_FLAGS])[0] & _BALANCING_FLAGS
     timeout = _parse_native(fields[SVC_TIMEOUT]) if flags & PERSISTENT else 0
-    server = VirtualServer(key, nla.text_of(fields[SVC_SCHEDULER]), flags, timeout)
-    stats = nla.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
+    server = VirtualServer(key, nla.parse_text(fields[SVC_SCHEDULER]), flags, timeout)
+    stats = nla.parse_attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
     counters = (STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES)
     return server, ServerCounters(*(_parse_native(stats.get(number, b"\0")) for number in counters))
 
@@ -204,7 +204,7 @@ def diff_listing(
 
 def decode_real_server(payload: bytes, family: int) -> RealServer:
     """Return a real server; kernels before 3.18 do not report its family, which then is the virtual server's."""
-    fields = nla.attributes(nla.attributes(payload, HEADER_LENGTH).get(ATTR_DEST, b""))
+    fields = nla.parse_attributes(nla.parse_attributes(payload, HEADER_LENGTH).get(ATTR_DEST, b""))
     number = _parse_native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
     length = 4 if number == socket.AF_INET else 16
     return RealServer(
@@ -224,14 +224,14 @@ def _parse_native(data: bytes) -> int:
 
 def _resolve_family(sock: NetlinkSocket) -> int:
     """Return the number that the kernel gave the family IPVS; asking for it loads the module where that is possible."""
-    payload = _encode_header(_CTRL_CMD_GETFAMILY) + nla.text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
+    payload = _encode_header(_CTRL_CMD_GETFAMILY) + nla.pack_text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
     reply = sock.request((Message(_GENL_ID_CTRL, 0, payload),))[0]
     if reply.errno == errno.ENOENT:
         raise NotSupported(f"the kernel has no IPVS family; it needs {NEEDS}", reply.errno)
     if reply.errno:
         raise netlink.build_kernel_error(reply.errno, "look up IPVS", reply.text, needs=NEEDS)
     for answer in reply.answers:
-        number = nla.attributes(answer.payload, HEADER_LENGTH).get(_CTRL_ATTR_FAMILY_ID)
+        number = nla.parse_attributes(answer.payload, HEADER_LENGTH).get(_CTRL_ATTR_FAMILY_ID)
         if number is not None:
             return _parse_native(number)
     raise NotSupported(f"the kernel reported no number for its IPVS family; it needs {NEEDS}")
@@ -301,6 +301,6 @@ class IpvsSocket(Closable):
         """Set the timeouts that are not 0."""
         kinds = (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
         payload = _encode_header(CMD_SET_CONFIG) + b"".join(
-            nla.u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
+            nla.pack_u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
         )
         self._netlink.request_one(Message(self._family, 0, payload), "set the IPVS timeouts")

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
-from pointsman.kernel.attributes import attributes, text_of
+from pointsman.kernel.attributes import parse_attributes, parse_text
 
 NLM_F_REQUEST = 0x01
 NLM_F_ACK = 0x04
@@ -139,8 +139,8 @@ def parse_reply(answer: Answer) -> Reply:
         start += HEADER_LENGTH
         if not answer.flags & NLM_F_CAPPED and len(answer.payload) >= 8:
             start = 4 + ((_U32.unpack_from(answer.payload, 4)[0] + 3) & ~3)
-    found = attributes(answer.payload, start)
-    return Reply(code, text_of(found.get(_NLMSGERR_ATTR_MSG, b"")))
+    found = parse_attributes(answer.payload, start)
+    return Reply(code, parse_text(found.get(_NLMSGERR_ATTR_MSG, b"")))
 
 
 def build_kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> KernelError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from pointsman.errors import KernelError
-from pointsman.kernel.attributes import attributes, number_of, text
+from pointsman.kernel.attributes import pack_text, parse_attributes, parse_number
 from pointsman.kernel.netlink import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
@@ -47,9 +47,9 @@ def read_packets(name: str) -> int | None:
     if reply.errno:
         raise build_kernel_error(reply.errno, f"read packet counter {name}", reply.text, needs=_NEEDS)
     for answer in reply.answers:
-        found = attributes(answer.payload, len(_NFNL_HEADER))
+        found = parse_attributes(answer.payload, len(_NFNL_HEADER))
         if _ATTR_PACKETS in found:
-            return number_of(found[_ATTR_PACKETS])
+            return parse_number(found[_ATTR_PACKETS])
     raise KernelError(f"the kernel's answer about packet counter {name} holds no values")
 
 
@@ -68,4 +68,4 @@ def delete(name: str) -> bool:
 
 def _request(kind: int, name: str, flags: int = 0) -> Reply:
     with NetlinkSocket(NETLINK_NETFILTER) as socket:
-        return socket.request((Message(kind, flags, _NFNL_HEADER + text(_ATTR_NAME, name)),))[0]
+        return socket.request((Message(kind, flags, _NFNL_HEADER + pack_text(_ATTR_NAME, name)),))[0]

@@ -47,19 +47,19 @@ def build_header(family: int, resource: int = 0) -> bytes:
     return _HEADER.pack(family, 0, resource)
 
 
-def parse_attributes(answer: Answer) -> dict[int, bytes]:
+def parse_answer(answer: Answer) -> dict[int, bytes]:
     """The attributes behind the nfgenmsg."""
-    return nla.attributes(answer.payload, _HEADER.size)
+    return nla.parse_attributes(answer.payload, _HEADER.size)
 
 
 def parse_comment(userdata: bytes) -> str:
     """Return the comment in the user data of a table or rule: nft stores it as an entry of type 0."""
-    return nla.text_of(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
+    return nla.parse_text(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
 
 
 def parse_value(data: bytes) -> bytes:
     """Return the plain value in a data attribute; empty for a verdict."""
-    return nla.attributes(data).get(nf_tables.NFTA_DATA_VALUE, b"")
+    return nla.parse_attributes(data).get(nf_tables.NFTA_DATA_VALUE, b"")
 
 
 def build_nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
@@ -109,7 +109,7 @@ class NftablesSocket(Closable):
 
     def delete_table(self, family: int, name: str, *, dry_run: bool = False) -> bool:
         """Delete a table; False when there is none. Raises KernelError."""
-        body = nla.text(nf_tables.NFTA_TABLE_NAME, name)
+        body = nla.pack_text(nf_tables.NFTA_TABLE_NAME, name)
         try:
             self.commit(
                 [build_nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)], dry_run=dry_run
@@ -170,7 +170,7 @@ class NftablesSocket(Closable):
             needs=NEED_NFTABLES,
         )
         for answer in answers:
-            found = parse_attributes(answer)
+            found = parse_answer(answer)
             if nf_tables.NFTA_GEN_ID in found:
                 return int.from_bytes(found[nf_tables.NFTA_GEN_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")
@@ -203,9 +203,9 @@ class NftablesSocket(Closable):
             found: dict[_Key, _Element] = {}
             listed = 0
             for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what, max_bytes=max_bytes):
-                items = parse_attributes(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+                items = parse_answer(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
                 for _, item in nla.iter_attributes(items):
-                    element = parse(nla.attributes(item))
+                    element = parse(nla.parse_attributes(item))
                     found[identify(element)] = element
                     listed += 1
             if len(found) == listed:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from pointsman.errors import KernelError
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import text, text_of, u32be
+from pointsman.kernel.attributes import pack_text, pack_u32be, parse_text
 from pointsman.kernel.nfnl import (
     FAMILY_KEYWORDS,
     NFPROTO,
     NftablesSocket,
     build_nftables_message,
-    parse_attributes,
+    parse_answer,
 )
 from pointsman.model.addresses import Family
 
@@ -40,13 +40,13 @@ class NftRuleset:
 
     def activate(self, tables: Sequence[str]) -> None:
         """Clear the flag `dormant`; raises KernelError."""
-        proto, no_flags = NFPROTO[self._family], u32be(nf.NFTA_TABLE_FLAGS, 0)
+        proto, no_flags = NFPROTO[self._family], pack_u32be(nf.NFTA_TABLE_FLAGS, 0)
         if tables:
             with NftablesSocket() as socket:
                 socket.commit(
                     [
                         build_nftables_message(
-                            nf.NFT_MSG_NEWTABLE, proto, 0, text(nf.NFTA_TABLE_NAME, table) + no_flags
+                            nf.NFT_MSG_NEWTABLE, proto, 0, pack_text(nf.NFTA_TABLE_NAME, table) + no_flags
                         )
                         for table in tables
                     ]
@@ -56,18 +56,18 @@ class NftRuleset:
         return f"table {FAMILY_KEYWORDS[NFPROTO[self._family]]} {table}"
 
     def _read_flags(self, socket: NftablesSocket, table: str) -> int:
-        name = text(nf.NFTA_TABLE_NAME, table)
+        name = pack_text(nf.NFTA_TABLE_NAME, table)
         answer = socket.get(nf.NFT_MSG_GETTABLE, NFPROTO[self._family], name, f"read table {table}")
-        found = {} if answer is None else parse_attributes(answer)
+        found = {} if answer is None else parse_answer(answer)
         return int.from_bytes(found.get(nf.NFTA_TABLE_FLAGS, b""), "big")
 
 
 def list_chain_names(family: Family, table: str) -> list[str]:
     """Return the names of the chains of one table."""
     with NftablesSocket() as socket:
-        found = map(parse_attributes, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
+        found = map(parse_answer, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
         return [
-            text_of(chain[nf.NFTA_CHAIN_NAME])
+            parse_text(chain[nf.NFTA_CHAIN_NAME])
             for chain in found
-            if text_of(chain.get(nf.NFTA_CHAIN_TABLE, b"")) == table
+            if parse_text(chain.get(nf.NFTA_CHAIN_TABLE, b"")) == table
         ]

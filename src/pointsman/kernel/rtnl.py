@@ -159,8 +159,8 @@ class RouteSocket(Closable):
         """
         payload = (
             _LINK.pack(0, 0, 0, 0, 0)
-            + nla.text(IFLA_IFNAME, name)
-            + nla.nested(IFLA_LINKINFO, nla.text(IFLA_INFO_KIND, "dummy"))
+            + nla.pack_text(IFLA_IFNAME, name)
+            + nla.pack_nested(IFLA_LINKINFO, nla.pack_text(IFLA_INFO_KIND, "dummy"))
         )
         if name not in self.list_indexes():
             reply = self._netlink.request((Message(RTM_NEWLINK, _NEW, payload),))[0]
@@ -173,7 +173,7 @@ class RouteSocket(Closable):
         if index is None:
             raise KernelError(f"dummy device {name} vanished while it was created", errno.ENODEV)
         if alias:
-            described = _LINK.pack(0, 0, index, 0, 0) + nla.text(IFLA_IFALIAS, alias)
+            described = _LINK.pack(0, 0, index, 0, 0) + nla.pack_text(IFLA_IFALIAS, alias)
             self._netlink.request_one(Message(RTM_SETLINK, 0, described), "describe a network interface")
         return index
 
@@ -199,16 +199,16 @@ class RouteSocket(Closable):
 
 
 def _parse_link(payload: bytes) -> Link:
-    found = nla.attributes(payload, _LINK.size)
-    info = nla.attributes(found.get(IFLA_LINKINFO, b""))
-    data = nla.attributes(info.get(IFLA_INFO_DATA, b""))
-    is_bridge = nla.text_of(info.get(IFLA_INFO_KIND, b"")) == "bridge"
+    found = nla.parse_attributes(payload, _LINK.size)
+    info = nla.parse_attributes(found.get(IFLA_LINKINFO, b""))
+    data = nla.parse_attributes(info.get(IFLA_INFO_DATA, b""))
+    is_bridge = nla.parse_text(info.get(IFLA_INFO_KIND, b"")) == "bridge"
     calls = {family for family, kind in IFLA_BR_NF_CALL.items() if any(data.get(kind, b""))}
     return Link(
-        name=nla.text_of(found.get(IFLA_IFNAME, b"")),
+        name=nla.parse_text(found.get(IFLA_IFNAME, b"")),
         index=_LINK.unpack_from(payload)[2],
         is_port=IFLA_MASTER in found,
-        alias=nla.text_of(found.get(IFLA_IFALIAS, b"")),
+        alias=nla.parse_text(found.get(IFLA_IFALIAS, b"")),
         is_bridge=is_bridge,
         filtered=frozenset(calls) if is_bridge else frozenset(),
     )
@@ -216,14 +216,16 @@ def _parse_link(payload: bytes) -> Link:
 
 def _encode_route_request(address: bytes, flags: int = 0) -> bytes:
     family = _AF[family_of(address)]
-    return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, flags) + nla.attribute(RTA_DST, address)
+    return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, flags) + nla.pack_attribute(
+        RTA_DST, address
+    )
 
 
 def _parse_route(reply: Reply, names: Mapping[int, str]) -> Route:
     if reply.errno or not reply.answers:
         return Route(error=_NO_ROUTE.get(reply.errno, os.strerror(reply.errno)))
     payload = reply.answers[0].payload
-    found = nla.attributes(payload, _ROUTE.size)
+    found = nla.parse_attributes(payload, _ROUTE.size)
     index = int.from_bytes(found.get(RTA_OIF, b""), sys.byteorder)
     kind = _ROUTE.unpack_from(payload)[7]
     return Route("", names.get(index, ""), found.get(RTA_PREFSRC, b""), local=kind == RTN_LOCAL)
@@ -233,8 +235,8 @@ def _encode_host(interface: int, address: bytes) -> bytes:
     family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
     return (
         _ADDRESS.pack(family, len(address) * 8, 0, 0, interface)
-        + nla.attribute(IFA_LOCAL, address)
-        + nla.attribute(IFA_ADDRESS, address)
+        + nla.pack_attribute(IFA_LOCAL, address)
+        + nla.pack_attribute(IFA_ADDRESS, address)
     )
 
 

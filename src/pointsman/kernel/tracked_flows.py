@@ -156,7 +156,7 @@ class FlowDecoder:
             return None
         if not wanted(destination, port, fields[5], answering_port):
             return None
-        found = attributes.attributes(payload, _HEADER_LENGTH)
+        found = attributes.parse_attributes(payload, _HEADER_LENGTH)
         # A flow without a status counts as replied, because such flows may have to be spared.
         replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
         if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
@@ -183,7 +183,9 @@ class FlowDecoder:
         port = int.from_bytes(fields[4], "big")
         if not query.matches(fields[2], fields[1], port):
             return None
-        if _ZONE_HEADER in payload and any(attributes.attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")):
+        if _ZONE_HEADER in payload and any(
+            attributes.parse_attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")
+        ):
             return None
         path = FlowPath(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
         return Sighting(path, is_open(fields[2], payload), hash(fields[:5]))
@@ -199,16 +201,16 @@ class FlowDecoder:
 
     def read_attributes(self, payload: bytes) -> _Fields | None:
         """The fields of any message, step by step."""
-        found = attributes.attributes(payload, _HEADER_LENGTH)
+        found = attributes.parse_attributes(payload, _HEADER_LENGTH)
         original = self._read_tuple(found.get(_TUPLE_ORIGINAL, b""))
         reply = self._read_tuple(found.get(_TUPLE_REPLY, b""))
         return (*original, *reply) if original and reply else None
 
     def _read_tuple(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
         """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
-        found = attributes.attributes(data)
-        addresses = attributes.attributes(found.get(_IP, b""))
-        ports = attributes.attributes(found.get(_PROTO, b""))
+        found = attributes.parse_attributes(data)
+        addresses = attributes.parse_attributes(found.get(_IP, b""))
+        ports = attributes.parse_attributes(found.get(_PROTO, b""))
         source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
         if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
             return None
@@ -223,7 +225,7 @@ def is_open(protocol: int, payload: bytes) -> bool:
     Every count of connections is made with this function. The kernel keeps a flow for minutes after either side closed it.
     """
     if protocol == _UDP:
-        status = attributes.attributes(payload, _HEADER_LENGTH).get(_STATUS, b"")
+        status = attributes.parse_attributes(payload, _HEADER_LENGTH).get(_STATUS, b"")
         return bool(int.from_bytes(status, "big") & _SEEN_REPLY)
     established = _ESTABLISHED.get(protocol)
     return established is not None and established in payload
@@ -232,19 +234,19 @@ def is_open(protocol: int, payload: bytes) -> bool:
 def encode_selection(family: Family, query: FlowQuery) -> bytes:
     """The query as a filter for the kernel."""
     flags = _BY_PROTOCOL
-    addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
+    addresses, ports = b"", attributes.pack_u8(_NUMBER, query.protocol)
     # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
     if query.destination is not None and family is Family.IPV4:
         flags |= _BY_DESTINATION
-        addresses = attributes.attribute(_find_address_attributes(family)[1], query.destination)
+        addresses = attributes.pack_attribute(_find_address_attributes(family)[1], query.destination)
     if query.destination_port is not None:
         flags |= _BY_DESTINATION_PORT
-        ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
-    parts = [attributes.nested(_IP, addresses)] if addresses else []
-    chosen = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
-    chosen += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+        ports += attributes.pack_u16be(_DESTINATION_PORT, query.destination_port)
+    parts = [attributes.pack_nested(_IP, addresses)] if addresses else []
+    chosen = attributes.pack_nested(_TUPLE_ORIGINAL, *parts, attributes.pack_nested(_PROTO, ports))
+    chosen += attributes.pack_nested(_FILTER, attributes.pack_u32(_FILTER_ORIGINAL_FLAGS, flags))
     if query.unreplied:
-        chosen += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
+        chosen += attributes.pack_u32be(_STATUS, 0) + attributes.pack_u32be(_STATUS_MASK, _SEEN_REPLY)
     return chosen
 
 
@@ -256,22 +258,22 @@ def build_header(family: Family) -> bytes:
 def encode_original(family: Family, flow: Flow) -> bytes:
     """What names a flow in a request about it."""
     source, destination = _find_address_attributes(family)
-    return attributes.nested(
+    return attributes.pack_nested(
         _TUPLE_ORIGINAL,
-        attributes.nested(
+        attributes.pack_nested(
             _IP,
-            attributes.attribute(source, flow.source),
-            attributes.attribute(destination, flow.destination),
+            attributes.pack_attribute(source, flow.source),
+            attributes.pack_attribute(destination, flow.destination),
         ),
-        attributes.nested(
+        attributes.pack_nested(
             _PROTO,
-            attributes.u8(_NUMBER, flow.protocol),
-            attributes.u16be(_SOURCE_PORT, flow.source_port),
-            attributes.u16be(_DESTINATION_PORT, flow.destination_port),
+            attributes.pack_u8(_NUMBER, flow.protocol),
+            attributes.pack_u16be(_SOURCE_PORT, flow.source_port),
+            attributes.pack_u16be(_DESTINATION_PORT, flow.destination_port),
         ),
     )
 
 
 def encode_id(flow: Flow) -> bytes:
     """What keeps a flow that took the place of this one from being hit."""
-    return attributes.attribute(_ID, flow.id) if flow.id else b""
+    return attributes.pack_attribute(_ID, flow.id) if flow.id else b""

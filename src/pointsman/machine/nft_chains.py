@@ -13,7 +13,7 @@ from pointsman.kernel.nfnl import (
     FAMILY_KEYWORDS,
     NFPROTO,
     NftablesSocket,
-    parse_attributes,
+    parse_answer,
     parse_comment,
     parse_value,
 )
@@ -60,15 +60,15 @@ class ChainReader:
         """Yield the rules of one chain; `table` includes its family, as in FilterChain."""
         keyword, _, name = table.partition(" ")
         proto = next(number for number, known in FAMILY_KEYWORDS.items() if known == keyword)
-        body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
+        body = nla.pack_text(nf.NFTA_RULE_TABLE, name) + nla.pack_text(nf.NFTA_RULE_CHAIN, chain)
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
-            found = parse_attributes(answer)
-            if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
+            found = parse_answer(answer)
+            if nla.parse_text(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
                 yield from parse_rule(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
                     lambda wanted: self._read_elements(proto, name, wanted),
-                    nla.number_of(found.get(nf.NFTA_RULE_HANDLE)),
+                    nla.parse_number(found.get(nf.NFTA_RULE_HANDLE)),
                     parse_comment(found.get(nf.NFTA_RULE_USERDATA, b"")),
                 )
 
@@ -78,16 +78,16 @@ class ChainReader:
 
     def _read_base_chains(self, proto: int) -> Iterator[FilterChain]:
         for answer in self._socket.dump(nf.NFT_MSG_GETCHAIN, proto, b"", "list chains"):
-            found = parse_attributes(answer)
-            hook = nla.attributes(found.get(nf.NFTA_CHAIN_HOOK, b""))
+            found = parse_answer(answer)
+            hook = nla.parse_attributes(found.get(nf.NFTA_CHAIN_HOOK, b""))
             number = int.from_bytes(hook.get(nf.NFTA_HOOK_HOOKNUM, b"\xff"), "big")
             if number >= len(HOOKS):
                 continue
             policy = int.from_bytes(found.get(nf.NFTA_CHAIN_POLICY, b"\1"), "big")
             yield FilterChain(
-                table=f"{FAMILY_KEYWORDS[proto]} {nla.text_of(found.get(nf.NFTA_CHAIN_TABLE, b''))}",
-                name=nla.text_of(found[nf.NFTA_CHAIN_NAME]),
-                kind=nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
+                table=f"{FAMILY_KEYWORDS[proto]} {nla.parse_text(found.get(nf.NFTA_CHAIN_TABLE, b''))}",
+                name=nla.parse_text(found[nf.NFTA_CHAIN_NAME]),
+                kind=nla.parse_text(found.get(nf.NFTA_CHAIN_TYPE, b"")),
                 hook=HOOKS[number],
                 priority=int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
                 policy=Action.DROP if policy == nf.NF_DROP else Action.ACCEPT,
@@ -95,11 +95,11 @@ class ChainReader:
 
     def _read_elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
         """Return the elements of a set; None unless it is small and its keys are single values or ranges."""
-        body = nla.text(nf.NFTA_SET_TABLE, table) + nla.text(nf.NFTA_SET_NAME, name)
+        body = nla.pack_text(nf.NFTA_SET_TABLE, table) + nla.pack_text(nf.NFTA_SET_NAME, name)
         answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
         if answer is None:
             return None
-        flags = nla.number_of(parse_attributes(answer).get(nf.NFTA_SET_FLAGS))
+        flags = nla.parse_number(parse_answer(answer).get(nf.NFTA_SET_FLAGS))
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
         what = f"list elements of {name}"
@@ -116,7 +116,7 @@ class ChainReader:
 
 def _parse_element(item: dict[int, bytes]) -> SetElement:
     key = _parse_key(item)
-    action, target = parse_verdict_value(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
+    action, target = parse_verdict_value(nla.parse_attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
     return SetElement(key, key, action, target)
 
 
@@ -146,7 +146,7 @@ def _parse_identity(item: dict[int, bytes]) -> tuple[bytes | None, ...]:
 
 
 def _is_end(item: dict[int, bytes]) -> bool:
-    return bool(nla.number_of(item.get(nf.NFTA_SET_ELEM_FLAGS)) & nf.NFT_SET_ELEM_INTERVAL_END)
+    return bool(nla.parse_number(item.get(nf.NFTA_SET_ELEM_FLAGS)) & nf.NFT_SET_ELEM_INTERVAL_END)
 
 
 def _parse_key(item: dict[int, bytes]) -> bytes:

@@ -95,8 +95,10 @@ def parse_rule(
     decoder = _Decoder(family, elements)
     try:
         for _, item in nla.iter_attributes(expressions):
-            parts = nla.attributes(item)
-            decoder.take(_text(parts, nf.NFTA_EXPR_NAME), nla.attributes(parts.get(nf.NFTA_EXPR_DATA, b"")))
+            parts = nla.parse_attributes(item)
+            decoder.take(
+                _text(parts, nf.NFTA_EXPR_NAME), nla.parse_attributes(parts.get(nf.NFTA_EXPR_DATA, b""))
+            )
     except KernelError:
         raise
     except Exception:  # noqa: BLE001 rules of other programs may be anything, and must not end an explanation
@@ -230,7 +232,7 @@ class _Decoder:
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
         if _number(data, nf.NFTA_IMMEDIATE_DREG) == nf.NFT_REG_VERDICT:
             self.action, self.target = parse_verdict_value(
-                nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
+                nla.parse_attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
             )
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
@@ -256,7 +258,7 @@ class _Decoder:
 
 
 def _number(data: Mapping[int, bytes], attribute: int) -> int:
-    return nla.number_of(data.get(attribute))
+    return nla.parse_number(data.get(attribute))
 
 
 def _value(data: Mapping[int, bytes], attribute: int) -> bytes:
@@ -264,15 +266,15 @@ def _value(data: Mapping[int, bytes], attribute: int) -> bytes:
 
 
 def _text(data: Mapping[int, bytes], attribute: int) -> str:
-    return nla.text_of(data.get(attribute, b""))
+    return nla.parse_text(data.get(attribute, b""))
 
 
 def parse_verdict_value(data: Mapping[int, bytes]) -> tuple[Action, str]:
     """Return action and target chain, from the attributes of a value that is a verdict."""
-    return parse_verdict(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
+    return parse_verdict(nla.parse_attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
 
 
 def parse_verdict(parts: Mapping[int, bytes]) -> tuple[Action, str]:
     """Return action and target chain, from the attributes of the verdict itself."""
-    action = _VERDICTS.get(nla.number_of(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
-    return action, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
+    action = _VERDICTS.get(nla.parse_number(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
+    return action, nla.parse_text(parts.get(nf.NFTA_VERDICT_CHAIN, b""))

@@ -133,14 +133,14 @@ class Tracer(Closable):
             raise _build_in_use_error(error) from error
 
     def _build_messages(self, flags: int) -> list[Message]:
-        table = _NAME + nla.u32be(nf.NFTA_TABLE_FLAGS, flags)
+        table = _NAME + nla.pack_u32be(nf.NFTA_TABLE_FLAGS, flags)
         made = [self._build_message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table)]
         for name, hook in _HOOKS.items():
             made.append(
                 self._build_message(nf.NFT_MSG_NEWCHAIN, netlink.NLM_F_CREATE, _encode_chain(name, hook))
             )
-            rule = nla.attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._encode_rule())
-            body = _NAME + nla.text(nf.NFTA_RULE_CHAIN, name) + rule
+            rule = nla.pack_attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._encode_rule())
+            body = _NAME + nla.pack_text(nf.NFTA_RULE_CHAIN, name) + rule
             made.append(
                 self._build_message(nf.NFT_MSG_NEWRULE, netlink.NLM_F_CREATE | netlink.NLM_F_APPEND, body)
             )
@@ -156,50 +156,53 @@ class Tracer(Closable):
         length = wanted.family.address_length
         network, transport = nf.NFT_PAYLOAD_NETWORK_HEADER, nf.NFT_PAYLOAD_TRANSPORT_HEADER
         parts = [
-            w.payload(register, network, destination, length) + w.compare(nf.NFT_CMP_EQ, wanted.destination),
-            w.meta(nf.NFT_META_L4PROTO, register) + w.compare(nf.NFT_CMP_EQ, bytes((wanted.protocol.value,))),
-            w.payload(register, transport, 2, 2) + w.compare(nf.NFT_CMP_EQ, struct.pack(">H", wanted.port)),
+            w.load_payload(register, network, destination, length)
+            + w.compare(nf.NFT_CMP_EQ, wanted.destination),
+            w.load_meta(nf.NFT_META_L4PROTO, register)
+            + w.compare(nf.NFT_CMP_EQ, bytes((wanted.protocol.value,))),
+            w.load_payload(register, transport, 2, 2)
+            + w.compare(nf.NFT_CMP_EQ, struct.pack(">H", wanted.port)),
         ]
         if wanted.source:
             parts.append(
-                w.payload(register, network, source, length) + w.compare(nf.NFT_CMP_EQ, wanted.source)
+                w.load_payload(register, network, source, length) + w.compare(nf.NFT_CMP_EQ, wanted.source)
             )
         if wanted.protocol is Protocol.TCP:
-            flags = w.payload(register, transport, _TCP_FLAGS, 1) + w.bitwise(_FIN_SYN_RST_ACK, b"\0")
+            flags = w.load_payload(register, transport, _TCP_FLAGS, 1) + w.apply_mask(_FIN_SYN_RST_ACK, b"\0")
             parts.append(flags + w.compare(nf.NFT_CMP_EQ, _SYN))
         parts.append(
-            w.expression(
+            w.pack_expression(
                 "limit",
-                nla.u64be(nf.NFTA_LIMIT_RATE, 1),
-                nla.u64be(nf.NFTA_LIMIT_UNIT, 1),
-                nla.u32be(nf.NFTA_LIMIT_BURST, 3),
+                nla.pack_u64be(nf.NFTA_LIMIT_RATE, 1),
+                nla.pack_u64be(nf.NFTA_LIMIT_UNIT, 1),
+                nla.pack_u32be(nf.NFTA_LIMIT_BURST, 3),
             )
         )
-        parts.append(w.immediate(register, w.plain(b"\1")))
+        parts.append(w.load_value(register, w.pack_value(b"\1")))
         parts.append(
-            w.expression(
+            w.pack_expression(
                 "meta",
-                nla.u32be(nf.NFTA_META_KEY, nf.NFT_META_NFTRACE),
-                nla.u32be(nf.NFTA_META_SREG, register),
+                nla.pack_u32be(nf.NFTA_META_KEY, nf.NFT_META_NFTRACE),
+                nla.pack_u32be(nf.NFTA_META_SREG, register),
             )
         )
         return b"".join(parts)
 
 
-_NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TRACE_TABLE)
+_NAME: Final = nla.pack_text(nf.NFTA_TABLE_NAME, TRACE_TABLE)
 
 
 def _encode_chain(name: str, hook: int) -> bytes:
     return (
         _NAME
-        + nla.text(nf.NFTA_CHAIN_NAME, name)
-        + nla.nested(
+        + nla.pack_text(nf.NFTA_CHAIN_NAME, name)
+        + nla.pack_nested(
             nf.NFTA_CHAIN_HOOK,
-            nla.u32be(nf.NFTA_HOOK_HOOKNUM, hook),
-            nla.attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", _PRIORITY)),
+            nla.pack_u32be(nf.NFTA_HOOK_HOOKNUM, hook),
+            nla.pack_attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", _PRIORITY)),
         )
-        + nla.u32be(nf.NFTA_CHAIN_POLICY, nf.NF_ACCEPT)
-        + nla.text(nf.NFTA_CHAIN_TYPE, "filter")
+        + nla.pack_u32be(nf.NFTA_CHAIN_POLICY, nf.NF_ACCEPT)
+        + nla.pack_text(nf.NFTA_CHAIN_TYPE, "filter")
     )
 
 
@@ -217,29 +220,29 @@ def parse_trace_event(answer: Answer) -> TraceEvent | None:
     """Return the event in a message of the kernel; None for other messages."""
     if answer.kind != (nfnl.SUBSYS_NFTABLES << 8) | nf.NFT_MSG_TRACE:
         return None
-    found = nfnl.parse_attributes(answer)
-    kind = nla.number_of(found.get(nf.NFTA_TRACE_TYPE))
+    found = nfnl.parse_answer(answer)
+    kind = nla.parse_number(found.get(nf.NFTA_TRACE_TYPE))
     by_policy = kind == nf.NFT_TRACETYPE_POLICY
     if by_policy:
-        dropped = nla.number_of(found.get(nf.NFTA_TRACE_POLICY)) == nf.NF_DROP
+        dropped = nla.parse_number(found.get(nf.NFTA_TRACE_POLICY)) == nf.NF_DROP
         action, target = Action.DROP if dropped else Action.ACCEPT, ""
     elif kind == nf.NFT_TRACETYPE_RETURN:
         action, target = Action.RETURN, ""
     else:
-        action, target = parse_verdict(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
+        action, target = parse_verdict(nla.parse_attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
     return TraceEvent(
-        packet=nla.number_of(found.get(nf.NFTA_TRACE_ID)),
-        table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
-        chain=nla.text_of(found.get(nf.NFTA_TRACE_CHAIN, b"")),
-        handle=nla.number_of(found.get(nf.NFTA_TRACE_RULE_HANDLE)),
+        packet=nla.parse_number(found.get(nf.NFTA_TRACE_ID)),
+        table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.parse_text(found.get(nf.NFTA_TRACE_TABLE, b''))}",
+        chain=nla.parse_text(found.get(nf.NFTA_TRACE_CHAIN, b"")),
+        handle=nla.parse_number(found.get(nf.NFTA_TRACE_RULE_HANDLE)),
         action=action,
         target=target,
         by_policy=by_policy,
         header=_parse_header(
             found.get(nf.NFTA_TRACE_NETWORK_HEADER, b""), found.get(nf.NFTA_TRACE_TRANSPORT_HEADER, b"")
         ),
-        in_interface=nla.number_of(found.get(nf.NFTA_TRACE_IIF)),
-        out_interface=nla.number_of(found.get(nf.NFTA_TRACE_OIF)),
+        in_interface=nla.parse_number(found.get(nf.NFTA_TRACE_IIF)),
+        out_interface=nla.parse_number(found.get(nf.NFTA_TRACE_OIF)),
     )
 
 

@@ -43,11 +43,11 @@ def side(flow: Flow, kind: int, *, reverse: bool, extra: bytes = b"") -> bytes:
     else:
         source, source_port, to, port = flow[5:9]
     first = 1 if len(source) == 4 else 3
-    addresses = [nla.attribute(first, source), nla.attribute(first + 1, to)]
-    ports = [nla.u8(1, flow.protocol), nla.u16be(2, source_port), nla.u16be(3, port)]
+    addresses = [nla.pack_attribute(first, source), nla.pack_attribute(first + 1, to)]
+    ports = [nla.pack_u8(1, flow.protocol), nla.pack_u16be(2, source_port), nla.pack_u16be(3, port)]
     step = -1 if reverse else 1
-    parts = [nla.nested(1, *addresses[::step]), nla.nested(2, *ports[::step])][::step]
-    return nla.nested(kind, *parts, extra)
+    parts = [nla.pack_nested(1, *addresses[::step]), nla.pack_nested(2, *ports[::step])][::step]
+    return nla.pack_nested(kind, *parts, extra)
 
 
 def message(flow: Flow, *, reverse: bool = False, tail: bytes = b"", zone: bytes = b"") -> bytes:
@@ -55,8 +55,8 @@ def message(flow: Flow, *, reverse: bool = False, tail: bytes = b"", zone: bytes
     parts = [
         side(flow, 1, reverse=reverse, extra=zone),
         side(flow, 2, reverse=reverse),
-        nla.u32be(3, 8),
-        nla.attribute(12, flow.id),
+        nla.pack_u32be(3, 8),
+        nla.pack_attribute(12, flow.id),
         tail,
     ]
     return bytes((family, 0, 0, 0)) + b"".join(parts[:: -1 if reverse else 1])
@@ -77,9 +77,9 @@ def test_any_other_order_gives_the_same_flow(family: Family, decoder: FlowDecode
 
 def test_flows_of_other_zones_are_left_out_in_either_place(family: Family, decoder: FlowDecoder) -> None:
     flow = expected(family)
-    assert decoder.decode(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
-    assert decoder.decode(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
-    assert decoder.decode(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
+    assert decoder.decode(message(flow, tail=nla.pack_u16be(18, 5)), FlowQuery(17), everything) is None
+    assert decoder.decode(message(flow, zone=nla.pack_u16be(3, 5)), FlowQuery(17), everything) is None
+    assert decoder.decode(message(flow, zone=nla.pack_u16be(3, 0)), FlowQuery(17), everything) == flow
 
 
 def test_what_was_not_asked_for_is_left_out(family: Family, decoder: FlowDecoder) -> None:
@@ -102,7 +102,7 @@ def test_a_flow_on_which_a_packet_came_back_is_told_apart(
     family: Family, decoder: FlowDecoder, status: int, replied: bool
 ) -> None:
     flow = expected(family)._replace(replied=replied)
-    payload = message(flow, tail=nla.u32be(3, status))
+    payload = message(flow, tail=nla.pack_u32be(3, status))
     assert decoder.decode(payload, FlowQuery(17), everything) == flow
     unreplied = decoder.decode(payload, FlowQuery(17, unreplied=True), everything)
     assert unreplied == (None if replied else flow)
@@ -117,7 +117,7 @@ def test_a_message_cut_short_lacks_its_id_or_status_and_without_a_status_counts_
     for cut in range(len(whole)):
         found = decoder.decode(whole[:cut], FlowQuery(17), everything)
         assert found in (None, flow._replace(id=b""), flow._replace(id=b"", replied=True))
-        if cut < len(whole) - len(nla.u32be(3, 8)) - len(nla.attribute(12, ID)):
+        if cut < len(whole) - len(nla.pack_u32be(3, 8)) - len(nla.pack_attribute(12, ID)):
             assert decoder.decode(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
 
 

@@ -132,11 +132,11 @@ def test_a_changed_setting_of_a_virtual_server_is_seen(change: dict[str, Any]) -
 
 
 def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood() -> None:
-    content = nla.attributes(
-        nla.attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
+    content = nla.parse_attributes(
+        nla.parse_attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
     )
-    mixed = b"".join(nla.attribute(kind, content[kind]) for kind in sorted(content, reverse=True))
-    payload = bytes.fromhex(TCP_SERVICE)[: ipvs.HEADER_LENGTH] + nla.nested(ipvs.ATTR_SERVICE, mixed)
+    mixed = b"".join(nla.pack_attribute(kind, content[kind]) for kind in sorted(content, reverse=True))
+    payload = bytes.fromhex(TCP_SERVICE)[: ipvs.HEADER_LENGTH] + nla.pack_nested(ipvs.ATTR_SERVICE, mixed)
     assert ipvs.diff_listing([payload], [SERVER]) == ([], [])
 
 
@@ -154,9 +154,11 @@ def test_listed_real_servers_carry_weight_and_connections() -> None:
 
 
 def test_what_identifies_and_sets_up_a_server_is_sent_as_the_kernel_lists_it() -> None:
-    listed = nla.attributes(nla.attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE])
-    sent = nla.attributes(
-        nla.attributes(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SERVER), ipvs.HEADER_LENGTH)[
+    listed = nla.parse_attributes(
+        nla.parse_attributes(bytes.fromhex(TCP_SERVICE), ipvs.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
+    )
+    sent = nla.parse_attributes(
+        nla.parse_attributes(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SERVER), ipvs.HEADER_LENGTH)[
             ipvs.ATTR_SERVICE
         ]
     )
@@ -173,12 +175,14 @@ def test_real_servers_are_sent_masqueraded_and_without_thresholds() -> None:
     real = RealKey(packed("10.244.1.5"), 6443)
     payload = ipvs.encode_destination(ipvs.CMD_SET_DEST, ipvs.encode_service_id(KEY), real, 1)
     assert payload[0] == ipvs.CMD_SET_DEST
-    fields = nla.attributes(payload, ipvs.HEADER_LENGTH)
-    sent = nla.attributes(fields[ipvs.ATTR_DEST])
-    listed = nla.attributes(nla.attributes(_with_length(TCP_DESTINATION), ipvs.HEADER_LENGTH)[ipvs.ATTR_DEST])
+    fields = nla.parse_attributes(payload, ipvs.HEADER_LENGTH)
+    sent = nla.parse_attributes(fields[ipvs.ATTR_DEST])
+    listed = nla.parse_attributes(
+        nla.parse_attributes(_with_length(TCP_DESTINATION), ipvs.HEADER_LENGTH)[ipvs.ATTR_DEST]
+    )
     for number in sent:
         assert sent[number] == listed[number]
-    assert nla.attributes(fields[ipvs.ATTR_SERVICE])[ipvs.SVC_PORT] == b"\x01\xbb"
+    assert nla.parse_attributes(fields[ipvs.ATTR_SERVICE])[ipvs.SVC_PORT] == b"\x01\xbb"
 
 
 def test_listed_sets_are_read_with_their_counts() -> None:
@@ -201,8 +205,8 @@ def test_listed_sets_are_read_with_their_counts() -> None:
 
 
 def test_the_second_message_of_a_long_set_names_no_type() -> None:
-    entry = nla.nested(ipset.ATTR_DATA, ipset.encode_entry(SetEntry(packed("10.96.0.2"), 6, 80)))
-    second = bytes(4) + nla.text(ipset.ATTR_NAME, "P") + nla.nested(ipset.ATTR_ENTRIES, entry)
+    entry = nla.pack_nested(ipset.ATTR_DATA, ipset.encode_entry(SetEntry(packed("10.96.0.2"), 6, 80)))
+    second = bytes(4) + nla.pack_text(ipset.ATTR_NAME, "P") + nla.pack_nested(ipset.ATTR_ENTRIES, entry)
     found = decode_listing((bytes.fromhex(PORT_SET), second))
     assert [entries for _, entries in found] == [
         [SetEntry(packed("10.96.0.1"), 6, 443)],
@@ -211,7 +215,7 @@ def test_the_second_message_of_a_long_set_names_no_type() -> None:
 
 
 def test_sets_of_foreign_types_are_overlooked() -> None:
-    foreign = bytes(4) + nla.text(ipset.ATTR_NAME, "X") + nla.text(ipset.ATTR_TYPE, "hash:mac")
+    foreign = bytes(4) + nla.pack_text(ipset.ATTR_NAME, "X") + nla.pack_text(ipset.ATTR_TYPE, "hash:mac")
     assert decode_listing((foreign,)) == []
 
 
@@ -221,20 +225,23 @@ def test_entries_are_sent_as_the_kernel_lists_them() -> None:
         (NET_SET, SetType.HASH_IP_PORT_NET),
         (BITMAP_SET, SetType.BITMAP_PORT),
     ):
-        listed = nla.attributes(nla.attributes(bytes.fromhex(text), 4)[ipset.ATTR_ENTRIES])[ipset.ATTR_DATA]
+        listed = nla.parse_attributes(nla.parse_attributes(bytes.fromhex(text), 4)[ipset.ATTR_ENTRIES])[
+            ipset.ATTR_DATA
+        ]
         entry = ipset.decode_entry(listed, kind)
         sent = ipset.encode_entry(entry)
-        assert nla.attributes(sent).keys() == nla.attributes(listed).keys()
+        assert nla.parse_attributes(sent).keys() == nla.parse_attributes(listed).keys()
         assert ipset.decode_entry(sent, kind) == entry
 
 
 def test_many_entries_share_a_message_and_have_line_numbers() -> None:
     message = encode_entries(ipset.CMD_ADD, "P", [SetEntry(port=1), SetEntry(port=2)])
     assert message.kind == 0x0609
-    fields = nla.attributes(message.payload, 4)
-    assert nla.text_of(fields[ipset.ATTR_NAME]) == "P"
+    fields = nla.parse_attributes(message.payload, 4)
+    assert nla.parse_text(fields[ipset.ATTR_NAME]) == "P"
     lines = [
-        nla.attributes(data)[ipset.DATA_LINE] for _, data in nla.iter_attributes(fields[ipset.ATTR_ENTRIES])
+        nla.parse_attributes(data)[ipset.DATA_LINE]
+        for _, data in nla.iter_attributes(fields[ipset.ATTR_ENTRIES])
     ]
     assert lines == [b"\0\0\0\1", b"\0\0\0\2"]
 

@@ -11,14 +11,22 @@ from hypothesis import strategies as st
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import netlink
-from pointsman.kernel.attributes import attribute, attributes, iter_attributes, nested, text, text_of, u32be
+from pointsman.kernel.attributes import (
+    iter_attributes,
+    pack_attribute,
+    pack_nested,
+    pack_text,
+    pack_u32be,
+    parse_attributes,
+    parse_text,
+)
 
 pairs = st.lists(st.tuples(st.integers(1, 0x3FFF), st.binary(max_size=40)), max_size=8)
 
 
 @given(pairs)
 def test_attributes_come_back_in_order_and_aligned(items: list[tuple[int, bytes]]) -> None:
-    packed = b"".join(attribute(kind, data) for kind, data in items)
+    packed = b"".join(pack_attribute(kind, data) for kind, data in items)
     assert len(packed) % 4 == 0
     assert list(iter_attributes(packed)) == items
 
@@ -31,10 +39,10 @@ def test_any_bytes_can_be_read_as_attributes_and_messages(data: bytes) -> None:
 
 
 def test_nested_attributes_lose_their_flag_when_read() -> None:
-    packed = nested(5, u32be(1, 7), text(2, "lb-2"))
-    inner = attributes(attributes(packed)[5])
+    packed = pack_nested(5, pack_u32be(1, 7), pack_text(2, "lb-2"))
+    inner = parse_attributes(parse_attributes(packed)[5])
     assert inner[1] == b"\0\0\0\x07"
-    assert text_of(inner[2]) == "lb-2"
+    assert parse_text(inner[2]) == "lb-2"
 
 
 def error_message(code: int, flags: int, extra: bytes = b"", original: bytes = b"") -> netlink.Answer:
@@ -49,7 +57,7 @@ def error_message(code: int, flags: int, extra: bytes = b"", original: bytes = b
     [(netlink.NLM_F_ACK_TLVS, b"x" * 8), (netlink.NLM_F_ACK_TLVS | netlink.NLM_F_CAPPED, b"")],
 )
 def test_extended_acks_are_read_behind_whole_and_capped_requests(flags: int, original: bytes) -> None:
-    extra = text(1, "chain is in use") + attribute(2, struct.pack("=I", 40))
+    extra = pack_text(1, "chain is in use") + pack_attribute(2, struct.pack("=I", 40))
     reply = netlink.parse_reply(error_message(errno.EBUSY, flags, extra, original))
     assert reply == netlink.Reply(errno.EBUSY, "chain is in use")
 

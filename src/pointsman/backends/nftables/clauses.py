@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pointsman.backends.nftables.fields import FamilyTraits, Field, FieldTraits, compute_key_length
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
-from pointsman.kernel.attributes import nested, text, u8, u32be, u64be
+from pointsman.kernel.attributes import pack_nested, pack_text, pack_u8, pack_u32be, pack_u64be
 from pointsman.model.addresses import Cidr, address_text
 from pointsman.model.service import Protocol
 
@@ -68,10 +68,10 @@ class Draw(NamedTuple):
 
     def encode(self, register: int, traits: FamilyTraits) -> bytes:
         if not self.hashed:
-            return w.numgen(register, self.size)
+            return w.draw_number(register, self.size)
         length = compute_key_length(self.hashed, traits)
         loaded = _load_key(self.hashed, traits, register=register)
-        return loaded + w.source_hash(register, length, self.size, self.seed)
+        return loaded + w.hash_registers(register, length, self.size, self.seed)
 
 
 _ANY_DRAW = Draw(2)
@@ -92,28 +92,28 @@ def _load_key(
         if field is Field.SLOT:
             parts.append(draw.encode(register, traits))
         elif of.base:
-            parts.append(w.payload(register, of.base, of.offset, of.length))
+            parts.append(w.load_payload(register, of.base, of.offset, of.length))
         else:
-            parts.append(w.meta(nf.NFT_META_L4PROTO, register))
+            parts.append(w.load_meta(nf.NFT_META_L4PROTO, register))
         register += of.registers
     return b"".join(parts)
 
 
 def match_set(key: tuple[Field, ...], name: str, traits: FamilyTraits, *, inverted: bool = False) -> Clause:
-    lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_FLAGS, nf.NFT_LOOKUP_F_INV if inverted else 0))
+    lookup = w.look_up(name, pack_u32be(nf.NFTA_LOOKUP_FLAGS, nf.NFT_LOOKUP_F_INV if inverted else 0))
     sign = "!= " if inverted else ""
     return Clause(f"{format_key_fields(key, traits)} {sign}@{name}", _load_key(key, traits) + lookup)
 
 
 def follow_verdict(key: tuple[Field, ...], name: str, traits: FamilyTraits) -> Clause:
     """Do what the verdict map says."""
-    lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_DREG, nf.NFT_REG_VERDICT))
+    lookup = w.look_up(name, pack_u32be(nf.NFTA_LOOKUP_DREG, nf.NFT_REG_VERDICT))
     return Clause(f"{format_key_fields(key, traits)} vmap @{name}", _load_key(key, traits) + lookup)
 
 
 def redirect_to_slot(key: tuple[Field, ...], draw: Draw, name: str, traits: FamilyTraits) -> Clause:
     """Draw a slot and go where the map says."""
-    lookup = w.lookup(name, u32be(nf.NFTA_LOOKUP_DREG, w.FIRST_REGISTER))
+    lookup = w.look_up(name, pack_u32be(nf.NFTA_LOOKUP_DREG, w.FIRST_REGISTER))
     return Clause(
         f"dnat {traits.keyword} to {format_key_fields(key, traits, draw)} map @{name}",
         _load_key(key, traits, draw) + lookup + _encode_nat(traits),
@@ -123,8 +123,8 @@ def redirect_to_slot(key: tuple[Field, ...], draw: Draw, name: str, traits: Fami
 def redirect_to(address: bytes, port: int, traits: FamilyTraits) -> Clause:
     """Go to one endpoint."""
     host = address_text(address) if len(address) == 4 else f"[{address_text(address)}]"
-    loaded = w.immediate(w.FIRST_REGISTER, w.plain(address))
-    loaded += w.immediate(_find_port_register(traits), w.plain(port.to_bytes(2, "big")))
+    loaded = w.load_value(w.FIRST_REGISTER, w.pack_value(address))
+    loaded += w.load_value(_find_port_register(traits), w.pack_value(port.to_bytes(2, "big")))
     return Clause(f"dnat to {host}:{port}", loaded + _encode_nat(traits))
 
 
@@ -133,13 +133,13 @@ def _find_port_register(traits: FamilyTraits) -> int:
 
 
 def _encode_nat(traits: FamilyTraits) -> bytes:
-    return w.expression(
+    return w.pack_expression(
         "nat",
-        u32be(nf.NFTA_NAT_TYPE, nf.NFT_NAT_DNAT),
-        u32be(nf.NFTA_NAT_FAMILY, traits.nfproto),
-        u32be(nf.NFTA_NAT_REG_ADDR_MIN, w.FIRST_REGISTER),
-        u32be(nf.NFTA_NAT_REG_PROTO_MIN, _find_port_register(traits)),
-        u32be(nf.NFTA_NAT_FLAGS, _NAT_RANGE),
+        pack_u32be(nf.NFTA_NAT_TYPE, nf.NFT_NAT_DNAT),
+        pack_u32be(nf.NFTA_NAT_FAMILY, traits.nfproto),
+        pack_u32be(nf.NFTA_NAT_REG_ADDR_MIN, w.FIRST_REGISTER),
+        pack_u32be(nf.NFTA_NAT_REG_PROTO_MIN, _find_port_register(traits)),
+        pack_u32be(nf.NFTA_NAT_FLAGS, _NAT_RANGE),
     )
 
 
@@ -159,12 +159,12 @@ def _match_address(field: FieldTraits, cidr: Cidr, *, inverted: bool) -> Clause:
     whole, rest = divmod(cidr.prefix, 8)
     if not rest:
         wanted = address_text(cidr.network) if whole == field.length else str(cidr)
-        load = w.payload(w.FIRST_REGISTER, field.base, field.offset, whole)
+        load = w.load_payload(w.FIRST_REGISTER, field.base, field.offset, whole)
         return _match(field.text, load, wanted, cidr.network[:whole], inverted=inverted)
     bits = field.length * 8
     mask = (((1 << cidr.prefix) - 1) << (bits - cidr.prefix)).to_bytes(field.length, "big")
-    load = w.payload(w.FIRST_REGISTER, field.base, field.offset, field.length)
-    load += w.bitwise(mask, bytes(field.length))
+    load = w.load_payload(w.FIRST_REGISTER, field.base, field.offset, field.length)
+    load += w.apply_mask(mask, bytes(field.length))
     return _match(field.text, load, str(cidr), cidr.network, inverted=inverted)
 
 
@@ -180,18 +180,18 @@ def match_interface(name: str, *, prefix: bool, inverted: bool = False) -> Claus
     value = name.encode()
     if not prefix:
         value = value.ljust(_INTERFACE_LENGTH, b"\0")[:_INTERFACE_LENGTH]
-    load = w.meta(nf.NFT_META_IIFNAME, w.FIRST_REGISTER)
+    load = w.load_meta(nf.NFT_META_IIFNAME, w.FIRST_REGISTER)
     return _match("iifname", load, f'"{name}{"*" if prefix else ""}"', value, inverted=inverted)
 
 
 def _match_local(what: str, flag: int) -> Clause:
-    load = w.expression(
+    load = w.pack_expression(
         "fib",
-        u32be(nf.NFTA_FIB_DREG, w.FIRST_REGISTER),
-        u32be(nf.NFTA_FIB_RESULT, nf.NFT_FIB_RESULT_ADDRTYPE),
-        u32be(nf.NFTA_FIB_FLAGS, flag),
+        pack_u32be(nf.NFTA_FIB_DREG, w.FIRST_REGISTER),
+        pack_u32be(nf.NFTA_FIB_RESULT, nf.NFT_FIB_RESULT_ADDRTYPE),
+        pack_u32be(nf.NFTA_FIB_FLAGS, flag),
     )
-    return _match(f"fib {what} type", load, "local", w.host(_RTN_LOCAL))
+    return _match(f"fib {what} type", load, "local", w.pack_host_order(_RTN_LOCAL))
 
 
 SOURCE_IS_NODE = _match_local("saddr", nf.NFTA_FIB_F_SADDR)
@@ -201,8 +201,10 @@ DESTINATION_IS_NODE = _match_local("daddr", nf.NFTA_FIB_F_DADDR)
 def _match_conntrack(formatted: str, key: int, bit: int) -> Clause:
     return Clause(
         formatted,
-        w.expression("ct", u32be(nf.NFTA_CT_DREG, w.FIRST_REGISTER), u32be(nf.NFTA_CT_KEY, key))
-        + w.bitwise(w.host(bit), bytes(4))
+        w.pack_expression(
+            "ct", pack_u32be(nf.NFTA_CT_DREG, w.FIRST_REGISTER), pack_u32be(nf.NFTA_CT_KEY, key)
+        )
+        + w.apply_mask(w.pack_host_order(bit), bytes(4))
         + w.compare(nf.NFT_CMP_NEQ, bytes(4)),
     )
 
@@ -212,47 +214,51 @@ REDIRECTED = _match_conntrack("ct status dnat", nf.NFT_CT_STATUS, _CT_STATUS_DNA
 
 
 def match_protocol(protocol: Protocol) -> Clause:
-    load = w.meta(nf.NFT_META_L4PROTO, w.FIRST_REGISTER)
+    load = w.load_meta(nf.NFT_META_L4PROTO, w.FIRST_REGISTER)
     return _match("meta l4proto", load, protocol.lower, bytes((protocol.value,)))
 
 
 def match_share(size: int, count: int = 1) -> Clause:
     """Match `count` packets out of `size`, at random."""
-    drawn = w.numgen(w.FIRST_REGISTER, size)
+    drawn = w.draw_number(w.FIRST_REGISTER, size)
     if count == 1:
         return Clause(f"numgen random mod {size} 0", drawn + w.compare(nf.NFT_CMP_EQ, bytes(4)))
     return Clause(
         f"numgen random mod {size} < {count}",
-        drawn + w.to_network_order(w.FIRST_REGISTER) + w.compare(nf.NFT_CMP_LT, count.to_bytes(4, "big")),
+        drawn
+        + w.convert_to_network_order(w.FIRST_REGISTER)
+        + w.compare(nf.NFT_CMP_LT, count.to_bytes(4, "big")),
     )
 
 
 # --- the mark -----------------------------------------------------------------------------------------------
 
-_STORE_MARK = w.expression(
-    "meta", u32be(nf.NFTA_META_KEY, nf.NFT_META_MARK), u32be(nf.NFTA_META_SREG, w.FIRST_REGISTER)
+_STORE_MARK = w.pack_expression(
+    "meta", pack_u32be(nf.NFTA_META_KEY, nf.NFT_META_MARK), pack_u32be(nf.NFTA_META_SREG, w.FIRST_REGISTER)
 )
-_LOAD_MARK = w.meta(nf.NFT_META_MARK, w.FIRST_REGISTER)
+_LOAD_MARK = w.load_meta(nf.NFT_META_MARK, w.FIRST_REGISTER)
 
 
 def set_mark_bit(mark: int) -> Clause:
     return Clause(
         f"meta mark set meta mark | {mark:#010x}",
-        _LOAD_MARK + w.bitwise(w.host(~mark & 0xFFFFFFFF), w.host(mark)) + _STORE_MARK,
+        _LOAD_MARK
+        + w.apply_mask(w.pack_host_order(~mark & 0xFFFFFFFF), w.pack_host_order(mark))
+        + _STORE_MARK,
     )
 
 
 def match_mark_bit(mark: int) -> Clause:
     return Clause(
         f"meta mark & {mark:#010x} != 0x00000000",
-        _LOAD_MARK + w.bitwise(w.host(mark), bytes(4)) + w.compare(nf.NFT_CMP_NEQ, bytes(4)),
+        _LOAD_MARK + w.apply_mask(w.pack_host_order(mark), bytes(4)) + w.compare(nf.NFT_CMP_NEQ, bytes(4)),
     )
 
 
 def flip_mark_bit(mark: int) -> Clause:
     return Clause(
         f"meta mark set meta mark ^ {mark:#010x}",
-        _LOAD_MARK + w.bitwise(b"\xff\xff\xff\xff", w.host(mark)) + _STORE_MARK,
+        _LOAD_MARK + w.apply_mask(b"\xff\xff\xff\xff", w.pack_host_order(mark)) + _STORE_MARK,
     )
 
 
@@ -262,16 +268,16 @@ def flip_mark_bit(mark: int) -> Clause:
 def encode_verdict(verb: str, chain: str) -> bytes:
     """Return the value of a verdict: `goto CHAIN`, `jump CHAIN`, or `drop` for an empty chain."""
     if not chain:
-        return nested(nf.NFTA_DATA_VERDICT, u32be(nf.NFTA_VERDICT_CODE, nf.NF_DROP))
-    return nested(
+        return pack_nested(nf.NFTA_DATA_VERDICT, pack_u32be(nf.NFTA_VERDICT_CODE, nf.NF_DROP))
+    return pack_nested(
         nf.NFTA_DATA_VERDICT,
-        u32be(nf.NFTA_VERDICT_CODE, _VERDICT_CODE[verb]),
-        text(nf.NFTA_VERDICT_CHAIN, chain),
+        pack_u32be(nf.NFTA_VERDICT_CODE, _VERDICT_CODE[verb]),
+        pack_text(nf.NFTA_VERDICT_CHAIN, chain),
     )
 
 
 def _set_verdict(verb: str, chain: str) -> bytes:
-    return w.immediate(nf.NFT_REG_VERDICT, encode_verdict(verb, chain))
+    return w.load_value(nf.NFT_REG_VERDICT, encode_verdict(verb, chain))
 
 
 def goto(chain: str) -> Clause:
@@ -285,25 +291,25 @@ def jump(chain: str) -> Clause:
 DROP_PACKET = Clause("drop", _set_verdict("", ""))
 RETURN = Clause(
     "return",
-    w.immediate(
+    w.load_value(
         nf.NFT_REG_VERDICT,
-        nested(nf.NFTA_DATA_VERDICT, u32be(nf.NFTA_VERDICT_CODE, nf.NFT_RETURN & 0xFFFFFFFF)),
+        pack_nested(nf.NFTA_DATA_VERDICT, pack_u32be(nf.NFTA_VERDICT_CODE, nf.NFT_RETURN & 0xFFFFFFFF)),
     ),
 )
 MASQUERADE = Clause(
-    "masquerade fully-random", w.expression("masq", u32be(nf.NFTA_MASQ_FLAGS, _NAT_RANDOM_FULLY))
+    "masquerade fully-random", w.pack_expression("masq", pack_u32be(nf.NFTA_MASQ_FLAGS, _NAT_RANDOM_FULLY))
 )
-COUNTER = Clause("counter", w.expression("counter"))
+COUNTER = Clause("counter", w.pack_expression("counter"))
 
 
 def set_flow_timeout(name: str) -> Clause:
     """Give the flow of a first packet the policy of this object."""
     return Clause(
         f'ct timeout set "{name}"',
-        w.expression(
+        w.pack_expression(
             "objref",
-            u32be(nf.NFTA_OBJREF_IMM_TYPE, nf.NFT_OBJECT_CT_TIMEOUT),
-            text(nf.NFTA_OBJREF_IMM_NAME, name),
+            pack_u32be(nf.NFTA_OBJREF_IMM_TYPE, nf.NFT_OBJECT_CT_TIMEOUT),
+            pack_text(nf.NFTA_OBJREF_IMM_NAME, name),
         ),
     )
 
@@ -311,18 +317,18 @@ def set_flow_timeout(name: str) -> Clause:
 def reject(traits: FamilyTraits) -> Clause:
     return Clause(
         "reject",
-        w.expression(
+        w.pack_expression(
             "reject",
-            u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_ICMP_UNREACH),
-            u8(nf.NFTA_REJECT_ICMP_CODE, traits.reject_default),
+            pack_u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_ICMP_UNREACH),
+            pack_u8(nf.NFTA_REJECT_ICMP_CODE, traits.reject_default),
         ),
     )
 
 
 _TCP_FLAGS_OFFSET = 13
 _FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
-_RESET = w.expression(
-    "reject", u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_TCP_RST), u8(nf.NFTA_REJECT_ICMP_CODE, 0)
+_RESET = w.pack_expression(
+    "reject", pack_u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_TCP_RST), pack_u8(nf.NFTA_REJECT_ICMP_CODE, 0)
 )
 _IS_TCP = match_protocol(Protocol.TCP).encoding
 
@@ -330,8 +336,8 @@ RESET = Clause("reject with tcp reset", _IS_TCP + _RESET)
 RESET_UNLESS_FIRST = Clause(
     "tcp flags != syn / fin,syn,rst,ack reject with tcp reset",
     _IS_TCP
-    + w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_TRANSPORT_HEADER, _TCP_FLAGS_OFFSET, 1)
-    + w.bitwise(bytes((_FIN | _SYN | _RST | _ACK,)), bytes(1))
+    + w.load_payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_TRANSPORT_HEADER, _TCP_FLAGS_OFFSET, 1)
+    + w.apply_mask(bytes((_FIN | _SYN | _RST | _ACK,)), bytes(1))
     + w.compare(nf.NFT_CMP_NEQ, bytes((_SYN,)))
     + _RESET,
 )
@@ -343,11 +349,11 @@ def remember_source(name: str, seconds: int, traits: FamilyTraits) -> Clause:
     return Clause(
         f"update @{name} {{ {traits.keyword} saddr timeout {seconds}s }}",
         _load_key((Field.SOURCE,), traits)
-        + w.expression(
+        + w.pack_expression(
             "dynset",
-            text(nf.NFTA_DYNSET_SET_NAME, name),
-            u32be(nf.NFTA_DYNSET_OP, nf.NFT_DYNSET_OP_UPDATE),
-            u32be(nf.NFTA_DYNSET_SREG_KEY, w.FIRST_REGISTER),
-            u64be(nf.NFTA_DYNSET_TIMEOUT, seconds * 1000),
+            pack_text(nf.NFTA_DYNSET_SET_NAME, name),
+            pack_u32be(nf.NFTA_DYNSET_OP, nf.NFT_DYNSET_OP_UPDATE),
+            pack_u32be(nf.NFTA_DYNSET_SREG_KEY, w.FIRST_REGISTER),
+            pack_u64be(nf.NFTA_DYNSET_TIMEOUT, seconds * 1000),
         ),
     )

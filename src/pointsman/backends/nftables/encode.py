@@ -21,7 +21,14 @@ from pointsman.backends.nftables.schema import (
     compute_set_shape,
 )
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u8, u32be
+from pointsman.kernel.attributes import (
+    NLA_F_NESTED,
+    pack_attribute,
+    pack_nested,
+    pack_text,
+    pack_u8,
+    pack_u32be,
+)
 
 _BYTES_PER_MESSAGE = 60_000
 """An attribute, here the list of elements, cannot exceed 64 KB."""
@@ -29,7 +36,7 @@ _BYTES_PER_MESSAGE = 60_000
 
 def pack_table_name(name: str = TABLE) -> bytes:
     """Return the attribute that begins every message: tables, chains, rules, sets and elements number it alike."""
-    return text(nf.NFTA_TABLE_NAME, name)
+    return pack_text(nf.NFTA_TABLE_NAME, name)
 
 
 TABLE_NAME = pack_table_name()
@@ -37,30 +44,32 @@ TABLE_NAME = pack_table_name()
 
 def name_object(kind: int, name: str) -> bytes:
     """Return the body that names a chain, set or object, or what belongs to it."""
-    return TABLE_NAME + text(kind, name)
+    return TABLE_NAME + pack_text(kind, name)
 
 
 def encode_table(comment: str) -> bytes:
-    flags = u32be(nf.NFTA_TABLE_FLAGS, 0)
-    return TABLE_NAME + flags + attribute(nf.NFTA_TABLE_USERDATA, userdata.encode_comment(comment))
+    flags = pack_u32be(nf.NFTA_TABLE_FLAGS, 0)
+    return TABLE_NAME + flags + pack_attribute(nf.NFTA_TABLE_USERDATA, userdata.encode_comment(comment))
 
 
 def encode_chain(chain: Chain) -> bytes:
     body = name_object(nf.NFTA_CHAIN_NAME, chain.name)
     if chain.hook is not None:
-        priority = attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", chain.hook.priority))
-        body += nested(nf.NFTA_CHAIN_HOOK, u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point), priority)
-        body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
+        priority = pack_attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", chain.hook.priority))
+        body += pack_nested(nf.NFTA_CHAIN_HOOK, pack_u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point), priority)
+        body += pack_u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + pack_text(
+            nf.NFTA_CHAIN_TYPE, chain.hook.kind
+        )
     if chain.comment:
-        body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.encode_comment(chain.comment))
+        body += pack_attribute(nf.NFTA_CHAIN_USERDATA, userdata.encode_comment(chain.comment))
     return body
 
 
 def encode_rule(chain: str, rule: Rule) -> bytes:
     body = name_object(nf.NFTA_RULE_CHAIN, chain)
-    body += attribute(nf.NFTA_RULE_EXPRESSIONS | NLA_F_NESTED, rule.expressions)
+    body += pack_attribute(nf.NFTA_RULE_EXPRESSIONS | NLA_F_NESTED, rule.expressions)
     if rule.comment:
-        body += attribute(nf.NFTA_RULE_USERDATA, userdata.encode_comment(rule.comment))
+        body += pack_attribute(nf.NFTA_RULE_USERDATA, userdata.encode_comment(rule.comment))
     return body
 
 
@@ -68,21 +77,21 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
     shape = compute_set_shape(spec, traits)
     parts = [
         name_object(nf.NFTA_SET_NAME, spec.name),
-        u32be(nf.NFTA_SET_FLAGS, shape.flags),
-        u32be(nf.NFTA_SET_KEY_TYPE, shape.key_type),
-        u32be(nf.NFTA_SET_KEY_LEN, shape.key_length),
-        u32be(nf.NFTA_SET_ID, 1),
+        pack_u32be(nf.NFTA_SET_FLAGS, shape.flags),
+        pack_u32be(nf.NFTA_SET_KEY_TYPE, shape.key_type),
+        pack_u32be(nf.NFTA_SET_KEY_LEN, shape.key_length),
+        pack_u32be(nf.NFTA_SET_ID, 1),
     ]
     is_map = spec.data is not Data.NOTHING
     if is_map:
-        parts.append(u32be(nf.NFTA_SET_DATA_TYPE, shape.data_type))
-        parts.append(u32be(nf.NFTA_SET_DATA_LEN, shape.data_length))
+        parts.append(pack_u32be(nf.NFTA_SET_DATA_TYPE, shape.data_type))
+        parts.append(pack_u32be(nf.NFTA_SET_DATA_LEN, shape.data_length))
     if spec.dynamic:
-        parts.append(nested(nf.NFTA_SET_DESC, u32be(nf.NFTA_SET_DESC_SIZE, AFFINITY_SIZE)))
+        parts.append(pack_nested(nf.NFTA_SET_DESC, pack_u32be(nf.NFTA_SET_DESC_SIZE, AFFINITY_SIZE)))
     if spec.interval:
-        lengths = (u32be(nf.NFTA_SET_FIELD_LEN, field.length) for field in traits.find_fields(spec.key))
-        fields = (nested(nf.NFTA_LIST_ELEM, length) for length in lengths)
-        parts.append(nested(nf.NFTA_SET_DESC, nested(nf.NFTA_SET_DESC_CONCAT, *fields)))
+        lengths = (pack_u32be(nf.NFTA_SET_FIELD_LEN, field.length) for field in traits.find_fields(spec.key))
+        fields = (pack_nested(nf.NFTA_LIST_ELEM, length) for length in lengths)
+        parts.append(pack_nested(nf.NFTA_SET_DESC, pack_nested(nf.NFTA_SET_DESC_CONCAT, *fields)))
     description = userdata.encode_set_description(
         spec.key,
         ENDPOINT_FIELDS if spec.data is Data.ENDPOINT else (),
@@ -91,9 +100,9 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
         text=spec.comment,
         traits=traits,
     )
-    parts.append(attribute(nf.NFTA_SET_USERDATA, description))
+    parts.append(pack_attribute(nf.NFTA_SET_USERDATA, description))
     if spec.counter:
-        parts.append(nested(nf.NFTA_SET_EXPR, text(nf.NFTA_EXPR_NAME, "counter")))
+        parts.append(pack_nested(nf.NFTA_SET_EXPR, pack_text(nf.NFTA_EXPR_NAME, "counter")))
     return b"".join(parts)
 
 
@@ -110,16 +119,16 @@ def encode_timeout_policy(timeout: FlowTimeout) -> dict[int, bytes]:
 
 
 def name_timeout(name: str) -> bytes:
-    return name_object(nf.NFTA_OBJ_NAME, name) + u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
+    return name_object(nf.NFTA_OBJ_NAME, name) + pack_u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
 
 
 def encode_timeout(timeout: FlowTimeout, traits: FamilyTraits) -> bytes:
-    policy = (attribute(state, value) for state, value in encode_timeout_policy(timeout).items())
-    return name_timeout(timeout.name) + nested(
+    policy = (pack_attribute(state, value) for state, value in encode_timeout_policy(timeout).items())
+    return name_timeout(timeout.name) + pack_nested(
         nf.NFTA_OBJ_DATA,
-        attribute(nf.NFTA_CT_TIMEOUT_L3PROTO, struct.pack(">H", traits.nfproto)),
-        u8(nf.NFTA_CT_TIMEOUT_L4PROTO, timeout.protocol.value),
-        nested(nf.NFTA_CT_TIMEOUT_DATA, *policy),
+        pack_attribute(nf.NFTA_CT_TIMEOUT_L3PROTO, struct.pack(">H", traits.nfproto)),
+        pack_u8(nf.NFTA_CT_TIMEOUT_L4PROTO, timeout.protocol.value),
+        pack_nested(nf.NFTA_CT_TIMEOUT_DATA, *policy),
     )
 
 
@@ -134,7 +143,7 @@ _DATA = nf.NFTA_SET_ELEM_DATA | NLA_F_NESTED
 
 @functools.lru_cache(maxsize=4096)
 def _encode_verdict(chain: str) -> bytes:
-    return nested(nf.NFTA_SET_ELEM_DATA, clauses.encode_verdict("goto", chain))
+    return pack_nested(nf.NFTA_SET_ELEM_DATA, clauses.encode_verdict("goto", chain))
 
 
 @functools.lru_cache(maxsize=8)
@@ -144,7 +153,7 @@ def _encode_key_prefix(length: int) -> bytes:
 
 
 def _encode_key_end(key: bytes) -> bytes:
-    return nested(nf.NFTA_SET_ELEM_KEY_END, attribute(nf.NFTA_DATA_VALUE, key))
+    return pack_nested(nf.NFTA_SET_ELEM_KEY_END, pack_attribute(nf.NFTA_DATA_VALUE, key))
 
 
 def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
@@ -156,7 +165,7 @@ def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
         if element.chain is not None:
             body += _encode_verdict(element.chain)
         if label:
-            body += attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.encode_comment(label))
+            body += pack_attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.encode_comment(label))
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
@@ -170,7 +179,7 @@ def encode_slots(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
         yield head + key + middle + data
 
 
-_CATCH_ALL = u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
+_CATCH_ALL = pack_u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
 
 
 def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
@@ -185,7 +194,7 @@ def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 def encode_element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
     """Return the body of a message about these elements of a set, or about all of them."""
     body = name_object(nf.NFTA_SET_ELEM_LIST_SET, name)
-    return body + attribute(_ELEMENTS, b"".join(items)) if items else body
+    return body + pack_attribute(_ELEMENTS, b"".join(items)) if items else body
 
 
 def encode_element_lists(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[bytes]:

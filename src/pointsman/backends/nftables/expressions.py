@@ -53,14 +53,14 @@ def fingerprint(rules: Sequence[bytes]) -> int:
 def parse_packets(expression: bytes | None) -> int:
     if expression is None:
         return 0
-    counter = nla.attributes(nla.attributes(expression).get(nf.NFTA_EXPR_DATA, b""))
+    counter = nla.parse_attributes(nla.parse_attributes(expression).get(nf.NFTA_EXPR_DATA, b""))
     return int.from_bytes(counter.get(nf.NFTA_COUNTER_PACKETS, b""), "big")
 
 
 def read_rule_counter(expressions: bytes) -> int:
     """Return the packets in the counter of a rule, 0 without one."""
     for _, item in nla.iter_attributes(expressions):
-        if nla.text_of(nla.attributes(item).get(nf.NFTA_EXPR_NAME, b"")) == "counter":
+        if nla.parse_text(nla.parse_attributes(item).get(nf.NFTA_EXPR_NAME, b"")) == "counter":
             return parse_packets(item)
     return 0
 
@@ -73,11 +73,11 @@ def is_same_rule(ours: bytes, kernels: bytes) -> bool:
 
 def _canonicalize(expression: bytes) -> tuple[str, dict[int, object]]:
     """Return an expression in a canonical form: zero attributes are left out, as one side or the other does."""
-    fields = nla.attributes(expression)
-    name = nla.text_of(fields.get(nf.NFTA_EXPR_NAME, b""))
+    fields = nla.parse_attributes(expression)
+    name = nla.parse_text(fields.get(nf.NFTA_EXPR_NAME, b""))
     if name == "counter":
         return name, {}
-    data = nla.attributes(fields.get(nf.NFTA_EXPR_DATA, b""))
+    data = nla.parse_attributes(fields.get(nf.NFTA_EXPR_DATA, b""))
     found: dict[int, object] = {kind: value for kind, value in data.items() if any(value)}
     for kind in _REGISTERS.get(name, ()):
         if kind in found:
@@ -99,8 +99,8 @@ def _parse_register(register: bytes) -> int:
 
 
 def _parse_value(data: bytes) -> dict[int, object]:
-    inner: dict[int, object] = {**nla.attributes(data)}
+    inner: dict[int, object] = {**nla.parse_attributes(data)}
     verdict = inner.get(nf.NFTA_DATA_VERDICT)
     if isinstance(verdict, bytes):
-        inner[nf.NFTA_DATA_VERDICT] = nla.attributes(verdict)
+        inner[nf.NFTA_DATA_VERDICT] = nla.parse_attributes(verdict)
     return inner

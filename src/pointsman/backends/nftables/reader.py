@@ -16,7 +16,7 @@ from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
-from pointsman.kernel.nfnl import NftablesSocket, parse_attributes, parse_comment, parse_value
+from pointsman.kernel.nfnl import NftablesSocket, parse_answer, parse_comment, parse_value
 
 
 class KernelElement(msgspec.Struct, frozen=True, gc=False):
@@ -96,12 +96,12 @@ class Reader:
         )
         if answer is None:
             return None
-        found = parse_attributes(answer)
+        found = parse_answer(answer)
         return TableHead(
-            nla.number_of(found.get(nf.NFTA_TABLE_HANDLE)),
+            nla.parse_number(found.get(nf.NFTA_TABLE_HANDLE)),
             parse_comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
-            nla.number_of(found.get(nf.NFTA_TABLE_FLAGS)),
-            nla.number_of(found.get(nf.NFTA_TABLE_OWNER)),
+            nla.parse_number(found.get(nf.NFTA_TABLE_FLAGS)),
+            nla.parse_number(found.get(nf.NFTA_TABLE_OWNER)),
         )
 
     def read_table(self) -> KernelTable | None:
@@ -113,8 +113,8 @@ class Reader:
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
-        found = (parse_attributes(answer) for answer in answers)
-        return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
+        found = (parse_answer(answer) for answer in answers)
+        return [entry for entry in found if nla.parse_text(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _read_chains(self) -> dict[str, KernelChain]:
         return parse_chains(self._dump(nf.NFT_MSG_GETCHAIN, encode.TABLE_NAME, "list chains"))
@@ -123,14 +123,14 @@ class Reader:
         return parse_sets(self._dump(nf.NFT_MSG_GETSET, encode.TABLE_NAME, "list sets"))
 
     def _read_timeouts(self) -> dict[str, KernelTimeout]:
-        body = encode.TABLE_NAME + nla.u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
+        body = encode.TABLE_NAME + nla.pack_u32be(nf.NFTA_OBJ_TYPE, nf.NFT_OBJECT_CT_TIMEOUT)
         return dict(map(_parse_timeout, self._dump(nf.NFT_MSG_GETOBJ, body, "list ct timeouts")))
 
     def read_rules(self) -> dict[str, list[bytes]]:
         """Return the encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
         for found in self._dump(nf.NFT_MSG_GETRULE, encode.TABLE_NAME, "list rules"):
-            name = nla.text_of(found[nf.NFTA_RULE_CHAIN])
+            name = nla.parse_text(found[nf.NFTA_RULE_CHAIN])
             rules.setdefault(name, []).append(found.get(nf.NFTA_RULE_EXPRESSIONS, b""))
         return rules
 
@@ -192,7 +192,7 @@ class NarrowReader(Reader):
         return {name: self._read_rules_of(name) for name in self._chain_names}
 
     def _read_rules_of(self, chain: str) -> list[bytes]:
-        body = encode.TABLE_NAME + nla.text(nf.NFTA_RULE_CHAIN, chain)
+        body = encode.TABLE_NAME + nla.pack_text(nf.NFTA_RULE_CHAIN, chain)
         listed = self._dump(nf.NFT_MSG_GETRULE, body, f"list rules of {chain}")
         return [found.get(nf.NFTA_RULE_EXPRESSIONS, b"") for found in listed]
 
@@ -207,17 +207,17 @@ class NarrowReader(Reader):
         return by_key | {held.key: held for held in self.read_catch_alls([spec]).values()}
 
     def _get_named(self, kind: int, attribute: int, names: Iterable[str]) -> Iterator[dict[int, bytes]]:
-        bodies = [encode.TABLE_NAME + nla.text(attribute, name) for name in names]
+        bodies = [encode.TABLE_NAME + nla.pack_text(attribute, name) for name in names]
         for answer in self._socket.get_each(kind, self._traits.nfproto, bodies, "look up chains and sets"):
             if answer is not None:
-                yield parse_attributes(answer)
+                yield parse_answer(answer)
 
 
 def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
     """Return chains by name, from the attributes of their messages; `parse_sets` does the same for sets."""
     return {
-        nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
-            nla.number_of(found.get(nf.NFTA_CHAIN_USE)), _parse_hook(found)
+        nla.parse_text(found[nf.NFTA_CHAIN_NAME]): KernelChain(
+            nla.parse_number(found.get(nf.NFTA_CHAIN_USE)), _parse_hook(found)
         )
         for found in listed
     }
@@ -225,33 +225,35 @@ def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain
 
 def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
     return {
-        nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
+        nla.parse_text(found[nf.NFTA_SET_NAME]): KernelSet(
             _parse_shape(found),
-            nla.number_of(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None,
+            nla.parse_number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None,
         )
         for found in listed
-        if not nla.number_of(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
+        if not nla.parse_number(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
     }
 
 
 def _parse_timeout(found: Mapping[int, bytes]) -> tuple[str, KernelTimeout]:
-    data = nla.attributes(found.get(nf.NFTA_OBJ_DATA, b""))
-    policy = nla.attributes(data.get(nf.NFTA_CT_TIMEOUT_DATA, b""))
-    protocol = nla.number_of(data.get(nf.NFTA_CT_TIMEOUT_L4PROTO))
-    return nla.text_of(found[nf.NFTA_OBJ_NAME]), KernelTimeout(protocol, policy)
+    data = nla.parse_attributes(found.get(nf.NFTA_OBJ_DATA, b""))
+    policy = nla.parse_attributes(data.get(nf.NFTA_CT_TIMEOUT_DATA, b""))
+    protocol = nla.parse_number(data.get(nf.NFTA_CT_TIMEOUT_L4PROTO))
+    return nla.parse_text(found[nf.NFTA_OBJ_NAME]), KernelTimeout(protocol, policy)
 
 
 def _parse_elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
-    found = parse_attributes(answer)
+    found = parse_answer(answer)
     for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
-        yield _parse_element(nla.attributes(item), spec)
+        yield _parse_element(nla.parse_attributes(item), spec)
 
 
 def _parse_element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
     data, verdict = b"", ""
     held = parts.get(nf.NFTA_SET_ELEM_DATA)
     if held is not None and spec.data is Data.VERDICT:
-        verdict = _parse_verdict(nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b"")))
+        verdict = _parse_verdict(
+            nla.parse_attributes(nla.parse_attributes(held).get(nf.NFTA_DATA_VERDICT, b""))
+        )
     elif held is not None:
         data = parse_value(held)
     end = parts.get(nf.NFTA_SET_ELEM_KEY_END)
@@ -273,32 +275,32 @@ _VERDICTS = {
 
 
 def _parse_verdict(parts: dict[int, bytes]) -> str:
-    code = nla.number_of(parts.get(nf.NFTA_VERDICT_CODE))
+    code = nla.parse_number(parts.get(nf.NFTA_VERDICT_CODE))
     verb = _VERDICTS.get(code, f"verdict {code}")
     chain = parts.get(nf.NFTA_VERDICT_CHAIN)
-    return verb if chain is None else f"{verb} {nla.text_of(chain)}"
+    return verb if chain is None else f"{verb} {nla.parse_text(chain)}"
 
 
 def _parse_hook(found: Mapping[int, bytes]) -> Hook | None:
     if nf.NFTA_CHAIN_HOOK not in found:
         return None
-    hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
+    hook = nla.parse_attributes(found[nf.NFTA_CHAIN_HOOK])
     return Hook(
-        nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
-        nla.number_of(hook.get(nf.NFTA_HOOK_HOOKNUM)),
+        nla.parse_text(found.get(nf.NFTA_CHAIN_TYPE, b"")),
+        nla.parse_number(hook.get(nf.NFTA_HOOK_HOOKNUM)),
         int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
-        nla.number_of(found.get(nf.NFTA_CHAIN_POLICY)),
+        nla.parse_number(found.get(nf.NFTA_CHAIN_POLICY)),
     )
 
 
 def _parse_shape(found: Mapping[int, bytes]) -> SetShape:
-    data_type = nla.number_of(found.get(nf.NFTA_SET_DATA_TYPE))
+    data_type = nla.parse_number(found.get(nf.NFTA_SET_DATA_TYPE))
     # The length of a verdict is the kernel's own affair: it ignores what is sent and reports what it needs.
-    data_length = 0 if data_type == nf.NFT_DATA_VERDICT else nla.number_of(found.get(nf.NFTA_SET_DATA_LEN))
+    data_length = 0 if data_type == nf.NFT_DATA_VERDICT else nla.parse_number(found.get(nf.NFTA_SET_DATA_LEN))
     return SetShape(
-        nla.number_of(found.get(nf.NFTA_SET_FLAGS)),
-        nla.number_of(found.get(nf.NFTA_SET_KEY_TYPE)),
-        nla.number_of(found.get(nf.NFTA_SET_KEY_LEN)),
+        nla.parse_number(found.get(nf.NFTA_SET_FLAGS)),
+        nla.parse_number(found.get(nf.NFTA_SET_KEY_TYPE)),
+        nla.parse_number(found.get(nf.NFTA_SET_KEY_LEN)),
         data_type,
         data_length,
     )

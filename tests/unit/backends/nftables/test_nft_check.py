@@ -19,7 +19,7 @@ from pointsman.backends.nftables.schema import CLUSTER_IPS, ENDPOINTS
 from pointsman.backends.nftables.table_socket import find_rejected_service_ports
 from pointsman.errors import NotSupported
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import attribute, nested
+from pointsman.kernel.attributes import pack_attribute, pack_nested
 from pointsman.kernel.netlink import Answer, Message, Reply
 from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket, build_header
 from pointsman.model.addresses import Family
@@ -101,13 +101,13 @@ class WithoutLookups:
 
     def __init__(self, listed: Sequence[bytes]) -> None:
         elements = [
-            nested(
+            pack_nested(
                 nf.NFTA_LIST_ELEM,
-                nested(nf.NFTA_SET_ELEM_KEY, attribute(nf.NFTA_DATA_VALUE, key)),
+                pack_nested(nf.NFTA_SET_ELEM_KEY, pack_attribute(nf.NFTA_DATA_VALUE, key)),
             )
             for key in listed
         ]
-        self._body = nested(nf.NFTA_SET_ELEM_LIST_ELEMENTS, *elements)
+        self._body = pack_nested(nf.NFTA_SET_ELEM_LIST_ELEMENTS, *elements)
 
     def request(self, messages: Sequence[Message]) -> list[Reply]:
         return [Reply(errno.EINVAL) for _ in messages]

@@ -10,7 +10,7 @@ from pointsman.backends.nftables.expressions import fingerprint, is_same_rule, r
 from pointsman.backends.nftables.fields import find_traits
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
-from pointsman.kernel.attributes import nested, text, u32be, u64be
+from pointsman.kernel.attributes import pack_nested, pack_text, pack_u32be, pack_u64be
 from pointsman.model.addresses import Cidr, Family
 
 COUNTER_BYTES = 1
@@ -18,10 +18,12 @@ COUNTER_BYTES = 1
 
 def counter(octets: int, packets: int) -> bytes:
     """A counter as the kernel lists it."""
-    return nested(
+    return pack_nested(
         nf.NFTA_LIST_ELEM,
-        text(nf.NFTA_EXPR_NAME, "counter"),
-        nested(nf.NFTA_EXPR_DATA, u64be(COUNTER_BYTES, octets), u64be(nf.NFTA_COUNTER_PACKETS, packets)),
+        pack_text(nf.NFTA_EXPR_NAME, "counter"),
+        pack_nested(
+            nf.NFTA_EXPR_DATA, pack_u64be(COUNTER_BYTES, octets), pack_u64be(nf.NFTA_COUNTER_PACKETS, packets)
+        ),
     )
 
 
@@ -45,9 +47,9 @@ def source(address: str) -> bytes:
 
 
 DIFFERENT = {
-    "mod 8, mod 1": (w.numgen(8, 8), w.numgen(8, 1)),
-    "mod 12, mod 2": (w.numgen(8, 12), w.numgen(8, 2)),
-    "another register": (w.numgen(8, 2), w.numgen(9, 2)),
+    "mod 8, mod 1": (w.draw_number(8, 8), w.draw_number(8, 1)),
+    "mod 12, mod 2": (w.draw_number(8, 12), w.draw_number(8, 2)),
+    "another register": (w.draw_number(8, 2), w.draw_number(9, 2)),
     "10.0.0.4, 2.128.0.0": (source("10.0.0.4"), source("2.128.0.0")),
     "an address that reads like an attribute": (
         w.compare(nf.NFT_CMP_EQ, packed("500:100:100::")),
@@ -57,8 +59,8 @@ DIFFERENT = {
     "chain": (c.goto("lb-2").encoding, c.goto("lb-3").encoding),
     "verdict": (c.goto("lb-2").encoding, c.jump("lb-2").encoding),
     "an option that we did not ask for": (
-        w.expression("masq"),
-        w.expression("masq", u32be(nf.NFTA_MASQ_FLAGS, 4)),
+        w.pack_expression("masq"),
+        w.pack_expression("masq", pack_u32be(nf.NFTA_MASQ_FLAGS, 4)),
     ),
 }
 
@@ -72,13 +74,13 @@ def test_rules_that_say_something_else_are_not_the_same(ours: bytes, kernels: by
 
 @pytest.mark.parametrize(("ours", "kernels"), [(8, 1), (12, 2), (16, 3), (20, 4), (9, 9)])
 def test_registers_are_known_by_both_of_their_numbers(ours: int, kernels: int) -> None:
-    assert is_same_rule(w.numgen(ours, 8), w.numgen(kernels, 8))
+    assert is_same_rule(w.draw_number(ours, 8), w.draw_number(kernels, 8))
 
 
 def test_what_the_kernel_adds_by_itself_makes_no_difference() -> None:
     def nat(*ends: bytes) -> bytes:
-        return w.expression("nat", u32be(nf.NFTA_NAT_REG_ADDR_MIN, 8), *ends)
+        return w.pack_expression("nat", pack_u32be(nf.NFTA_NAT_REG_ADDR_MIN, 8), *ends)
 
-    assert is_same_rule(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 1)))
-    assert not is_same_rule(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 9)))
+    assert is_same_rule(nat(), nat(pack_u32be(nf.NFTA_NAT_REG_ADDR_MAX, 1)))
+    assert not is_same_rule(nat(), nat(pack_u32be(nf.NFTA_NAT_REG_ADDR_MAX, 9)))
     assert is_same_rule(c.COUNTER.encoding, counter(1500, 25))
