@@ -7,6 +7,7 @@ import errno
 import gc
 from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -42,7 +43,6 @@ from pointsman.backends.nftables.table_socket import (
     build_rejection_error,
     find_external_object,
     find_rejected_service_ports,
-    is_transient,
 )
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.nfnl import BatchRejected, CommitLog, Fault, NftablesSocket
@@ -51,6 +51,7 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _MAX_REJECTION_ROUNDS = 5
+_T = TypeVar("_T")
 
 Fragments = dict[ServicePortName, Fragment]
 
@@ -166,19 +167,27 @@ class NftablesBackend(Backend):
                 try:
                     return contents, batch, self._kernel.commit(batch)
                 except BatchRejected as error:
-                    if is_transient(error.errno):
-                        raise
                     refusal = error
             # A new table rejects it too, so the contents are wrong and not an external object in the table.
             faults = self._kernel.check(batch)
             found = find_rejected_service_ports(batch, faults, fragments)
             if not found:
                 raise build_rejection_error(batch, faults, refusal.errno) from refusal
-            rejected.update(found)
-            abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-            for name in found:
-                del fragments[name]
+            self._reject(found, fragments, rejected, len(request.plans))
         raise Rejected("the kernel keeps rejecting parts of the table", errno.EINVAL)
+
+    def _reject(
+        self,
+        found: Mapping[ServicePortName, str],
+        fragments: dict[ServicePortName, _T],
+        rejected: dict[ServicePortName, str],
+        total: int,
+    ) -> None:
+        """Move service ports from `fragments` to `rejected`; raises when these are most of them."""
+        rejected.update(found)
+        abort_if_mostly_rejected(rejected, total, self._rejected)
+        for name in found:
+            del fragments[name]
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
@@ -190,15 +199,9 @@ class NftablesBackend(Backend):
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         for _ in range(_MAX_REJECTION_ROUNDS):
             change = Change(contents, updates)
-            if not change.batch:
-                size = 0
-                break
             try:
-                size = self._kernel.commit(change.batch)
-                break
-            except BatchRejected as refusal:
-                if is_transient(refusal.errno):
-                    raise
+                size = self._kernel.commit(change.batch) if change.batch else 0
+            except BatchRejected:
                 drift = self._drift_check.find_changed_definition(contents, self._kernel.open_reader())
                 if drift is not None:
                     return self._full_sync(request, drift)
@@ -207,15 +210,12 @@ class NftablesBackend(Backend):
                 found = find_rejected_service_ports(change.batch, faults, new)
                 if not found or found.keys() - self._rejected.keys():
                     return self._sync_after_rejection(request, change.batch, faults, found.keys())
-                rejected.update(found)
-                abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-                for name in found:
-                    del updates[name]
-        else:
-            raise Rejected("the kernel keeps rejecting parts of the change", errno.EINVAL)
-        change.apply()
-        self._rejected = rejected
-        return self._report(contents, change.batch, size, full=False)
+                self._reject(found, updates, rejected, len(request.plans))
+                continue
+            change.apply()
+            self._rejected = rejected
+            return self._report(contents, change.batch, size, full=False)
+        raise Rejected("the kernel keeps rejecting parts of the change", errno.EINVAL)
 
     def _sync_after_rejection(
         self,

@@ -8,6 +8,8 @@ Two questions are answered here, both as `Difference`s:
   sets with their types, catch-all elements and (since Linux 6.16) their number of elements, and every rule.
 * Does the table hold what the plans ask for? `compare_kernel` compiles the plans again and compares definitions
   and elements. Elements take long to read, so it has a socket of its own and runs on any thread.
+
+`TableComparison` makes the comparisons of both.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import fingerprint, is_same_rule
-from pointsman.backends.nftables.fields import find_traits, pack_slot_numbers
 from pointsman.backends.nftables.fragment import Element, Fragment, Owners, Pool
 from pointsman.backends.nftables.reader import (
     KernelChain,
@@ -32,7 +33,6 @@ from pointsman.backends.nftables.reader import (
     KernelTable,
     NarrowReader,
     Reader,
-    TableHead,
 )
 from pointsman.backends.nftables.schema import (
     COMMENT_PREFIX,
@@ -49,110 +49,16 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
-_KUBE_PROXY_COMMENT = "rules for kube-proxy"
-
-
-# --- definitions: table, chains, sets, rules ----------------------------------------------------------------
+_Prints = tuple[int, int]
+"""Fingerprints of the rules of a chain: those we want and those the kernel lists."""
 
 
 def format_table(contents: Contents) -> str:
     return f"table {contents.traits.keyword} {TABLE}"
 
 
-def format_owner(head: TableHead) -> str:
-    return f"owned by another process (netlink port {head.owner}, usually its process id)"
-
-
-def _compare_flags(contents: Contents, head: TableHead) -> Iterator[Difference]:
-    if head.flags & nf.NFT_TABLE_F_OWNER:
-        yield Difference(format_table(contents), "changeable", format_owner(head))
-    if head.flags & nf.NFT_TABLE_F_DORMANT:
-        yield Difference(format_table(contents), "active", "dormant")
-
-
-def _compare_chains(
-    contents: Contents, table: KernelTable, owners: Owners, *, with_unused: bool
-) -> Iterator[Difference]:
-    """Yield missing, changed and added chains; unused balancer chains count only `with_unused`."""
-    wanted = {chain.name: chain for chain in contents.list_chains()}
-    unused = {balancer.name for balancer in contents.present if not contents.balancers[balancer]}
-    for name, chain in wanted.items():
-        held = table.chains.get(name)
-        if held is None:
-            if with_unused or name not in unused:
-                yield Difference(f"chain {name}", PRESENT, "", owners.find(name))
-        elif held.hook != chain.hook:
-            want, have = text.format_hook(chain.hook), text.format_hook(held.hook)
-            yield Difference(f"chain {name}", want, have, owners.find(name))
-    for name in sorted(table.chains.keys() - wanted.keys()):
-        if with_unused or not is_balancer_name(name):
-            yield Difference(f"chain {name}", "", PRESENT)
-
-
-def _compare_sets(contents: Contents, table: KernelTable, owners: Owners) -> Iterator[Difference]:
-    wanted = {spec.name: spec for spec in contents.list_sets()}
-    for name, spec in wanted.items():
-        what = f"{text.format_set_keyword(spec)} {name}"
-        held = table.sets.get(name)
-        if held is None:
-            yield Difference(what, PRESENT, "", owners.find(name))
-        elif held.shape != compute_set_shape(spec, contents.traits):
-            definition = text.format_set_statements(spec, contents.traits)[0]
-            yield Difference(what, definition, "another type", owners.find(name))
-    for name in sorted(table.sets.keys() - wanted.keys()):
-        kind = "map" if table.sets[name].shape.flags & nf.NFT_SET_MAP else "set"
-        yield Difference(f"{kind} {name}", "", PRESENT)
-
-
-def _compare_timeouts(contents: Contents, table: KernelTable, *, with_unused: bool) -> Iterator[Difference]:
-    """Yield missing, changed and added timeouts; those of unused balancer chains count only `with_unused`."""
-    wanted = {timeout.name: timeout for timeout in contents.timeouts}
-    for name, timeout in wanted.items():
-        held = table.timeouts.get(name)
-        if held is None or not held.has_policy_of(timeout):
-            yield Difference(f"ct timeout {name}", f"{timeout.seconds} s", "another policy" if held else "")
-    if with_unused:
-        for name in sorted(table.timeouts.keys() - wanted.keys()):
-            yield Difference(f"ct timeout {name}", "", PRESENT)
-
-
-def _compare_counts(contents: Contents, table: KernelTable) -> Iterator[Difference]:
-    """Yield chains and sets of another size than after our last commit."""
-    for name, uses in _compute_uses(contents).items():
-        held = table.chains[name].uses
-        if held != uses:
-            yield Difference(f"rules of or references to chain {name}", str(uses), str(held))
-    for name, count in contents.count_elements().items():
-        elements = table.sets[name].elements
-        if elements is not None and elements != count:
-            yield Difference(f"elements of {name}", str(count), str(elements))
-
-
-def _compute_uses(contents: Contents) -> dict[str, int]:
-    """Return the kernel's use count of each chain as it must be."""
-    chains = contents.list_chains()
-    uses: Counter[str] = Counter({chain.name: len(chain.rules) for chain in chains})
-    for chain in chains:
-        for rule in chain.rules:
-            uses.update(rule.targets)
-    uses.update(contents.verdicts)
-    return dict(uses)
-
-
-def _compare_rules(chain: Chain, held: Sequence[bytes], owners: Owners) -> Iterator[Difference]:
-    for number, rule in enumerate(chain.rules):
-        what = f"chain {chain.name} rule {number + 1}"
-        if number >= len(held):
-            yield Difference(what, rule.text, "", owners.find(chain.name))
-        elif not is_same_rule(rule.expressions, held[number]):
-            yield Difference(what, rule.text, "another rule", owners.find(chain.name))
-    for number in range(len(chain.rules), len(held)):
-        what = f"chain {chain.name} rule {number + 1}"
-        yield Difference(what, "the end of the chain", "a rule", owners.find(chain.name))
-
-
 def can_be_filled(contents: Contents, table: KernelTable) -> bool:
-    """Whether this table takes our contents as it is; some kernels accept wrong types and then drop packets."""
+    """Return whether this table takes our contents as it is; some kernels accept wrong types and then drop packets."""
     hooks = {chain.name: chain.hook for chain in contents.list_chains()}
     shapes = {spec.name: compute_set_shape(spec, contents.traits) for spec in contents.list_sets()}
     return (
@@ -168,104 +74,193 @@ def can_be_filled(contents: Contents, table: KernelTable) -> bool:
 
 
 def _is_same_hook(held: KernelChain, wanted: Hook | None) -> bool:
-    """A policy can be changed in place, a hook cannot."""
+    """Return whether only the policy differs at most, which can be changed in place."""
     return held.hook == wanted or (
         held.hook is not None and wanted is not None and held.hook[:3] == wanted[:3]
     )
 
 
-# --- elements -----------------------------------------------------------------------------------------------
+class TableComparison:
+    """The table in the kernel against the contents that it should have."""
 
+    def __init__(self, contents: Contents, table: KernelTable, reader: Reader) -> None:
+        self._contents, self._table, self._reader = contents, table, reader
+        self._traits = contents.traits
+        self._owners = Owners(contents.fragments)
+        self.right_rules: dict[str, _Prints] = {}
+        """Per chain, what `compare_rules` found right."""
 
-def _compare_elements(
-    contents: Contents, table: KernelTable, reader: Reader, ordered: Collection[ServicePortName]
-) -> Iterator[Difference]:
-    """Compare the elements of every set that is of the right type, one set in memory at a time."""
-    elements, pools = contents.list_elements(), contents.list_pools()
-    owners = Owners(contents.fragments)
-    for spec in contents.sets.values():
-        held = table.sets.get(spec.name)
-        if held is None or held.shape != compute_set_shape(spec, contents.traits):
-            continue
-        have = reader.read_elements(spec)
-        if spec.data is Data.ENDPOINT:
-            yield from _compare_slots(contents, spec, pools[spec.name], have, owners, ordered)
-        else:
-            wanted = [element for element, _ in elements[spec.name]]
-            yield from _compare_plain_elements(contents, spec, wanted, have, owners)
-        for element in have.values():
-            yield _describe_added(contents, spec, element, owners)
+    def compare_flags(self) -> Iterator[Difference]:
+        head, name = self._table.head, format_table(self._contents)
+        if head.flags & nf.NFT_TABLE_F_OWNER:
+            yield Difference(name, "changeable", head.describe_owner())
+        if head.flags & nf.NFT_TABLE_F_DORMANT:
+            yield Difference(name, "active", "dormant")
 
+    def compare_chains(self, *, with_unused: bool) -> Iterator[Difference]:
+        """Yield missing, changed and added chains; unused balancer chains count only `with_unused`."""
+        contents = self._contents
+        wanted = {chain.name: chain for chain in contents.list_chains()}
+        unused = {balancer.name for balancer in contents.present if not contents.balancers[balancer]}
+        for name, chain in wanted.items():
+            held = self._table.chains.get(name)
+            if held is None:
+                if with_unused or name not in unused:
+                    yield Difference(f"chain {name}", PRESENT, "", self._owners.find(name))
+            elif held.hook != chain.hook:
+                want, have = text.format_hook(chain.hook), text.format_hook(held.hook)
+                yield Difference(f"chain {name}", want, have, self._owners.find(name))
+        for name in sorted(self._table.chains.keys() - wanted.keys()):
+            if with_unused or not is_balancer_name(name):
+                yield Difference(f"chain {name}", "", PRESENT)
 
-def _compare_plain_elements(
-    contents: Contents,
-    spec: SetSpec,
-    wanted: Sequence[Element],
-    have: dict[bytes, KernelElement],
-    owners: Owners,
-) -> Iterator[Difference]:
-    """Compare sets and verdict maps; what is wanted is taken out of `have`."""
-    for element in wanted:
-        found = have.pop(element.key, None)
-        want = PRESENT if element.chain is None else text.format_verdict(element.chain)
-        if found is None:
-            held = ""
-        elif element.chain is not None and found.verdict != want:
-            held = found.verdict
-        elif found.key_end != element.key_end:
-            held = "another range"
-        else:
-            continue
-        what = _format_element(contents, spec, element.key, element.key_end)
-        yield Difference(what, want, held, owners.find(spec.name, element.key))
+    def compare_sets(self) -> Iterator[Difference]:
+        wanted = {spec.name: spec for spec in self._contents.list_sets()}
+        for name, spec in wanted.items():
+            what = f"{text.format_set_keyword(spec)} {name}"
+            held = self._table.sets.get(name)
+            if held is None:
+                yield Difference(what, PRESENT, "", self._owners.find(name))
+            elif held.shape != compute_set_shape(spec, self._traits):
+                definition = text.format_set_statements(spec, self._traits)[0]
+                yield Difference(what, definition, "another type", self._owners.find(name))
+        for name in sorted(self._table.sets.keys() - wanted.keys()):
+            kind = "map" if self._table.sets[name].shape.flags & nf.NFT_SET_MAP else "set"
+            yield Difference(f"{kind} {name}", "", PRESENT)
 
-
-def _compare_slots(
-    contents: Contents,
-    spec: SetSpec,
-    wanted: Sequence[Pool],
-    have: dict[bytes, KernelElement],
-    owners: Owners,
-    ordered: Collection[ServicePortName],
-) -> Iterator[Difference]:
-    """Compare an endpoint map; what is wanted is taken out of `have`.
-
-    Slots that are picked at random may be filled in any order, unless it is known in which they were committed.
-    """
-    for pool in wanted:
-        keys = [pool.prefix + number for number in pack_slot_numbers(pool.size)[: pool.size]]
-        found = [have.pop(key, None) for key in keys]
-        held = [b"" if element is None else element.data for element in found]
-        if held == list(pool.slots):
-            continue
-        owner = owners.find(spec.name, pool.prefix)
-        exact = owner in ordered or (owner is not None and contents.fragments[owner].ordered)
-        if not exact and sorted(held) == sorted(pool.slots):
-            continue
-        for key, want, data in zip(keys, pool.slots, held, strict=True):
-            if want != data:
+    def compare_timeouts(self, *, with_unused: bool) -> Iterator[Difference]:
+        """Yield missing, changed and added timeouts; those of unused balancer chains count only `with_unused`."""
+        wanted = {timeout.name: timeout for timeout in self._contents.timeouts}
+        for name, timeout in wanted.items():
+            held = self._table.timeouts.get(name)
+            if held is None or not held.has_policy_of(timeout):
                 yield Difference(
-                    _format_element(contents, spec, key),
-                    text.format_endpoint(want, contents.traits),
-                    text.format_endpoint(data, contents.traits) if data else "",
-                    owner,
+                    f"ct timeout {name}", f"{timeout.seconds} s", "another policy" if held else ""
                 )
+        if with_unused:
+            for name in sorted(self._table.timeouts.keys() - wanted.keys()):
+                yield Difference(f"ct timeout {name}", "", PRESENT)
 
+    def compare_counts(self) -> Iterator[Difference]:
+        """Yield chains and sets of another size than after our last commit."""
+        contents = self._contents
+        chains = contents.list_chains()
+        uses = contents.verdicts + Counter({chain.name: len(chain.rules) for chain in chains})
+        uses.update(target for chain in chains for rule in chain.rules for target in rule.targets)
+        for chain in chains:
+            held = self._table.chains[chain.name].uses
+            if held != uses[chain.name]:
+                what = f"rules of or references to chain {chain.name}"
+                yield Difference(what, str(uses[chain.name]), str(held))
+        for name, count in contents.count_elements().items():
+            elements = self._table.sets[name].elements
+            if elements is not None and elements != count:
+                yield Difference(f"elements of {name}", str(count), str(elements))
 
-def _describe_added(contents: Contents, spec: SetSpec, element: KernelElement, owners: Owners) -> Difference:
-    what = _format_element(contents, spec, element.key, element.key_end)
-    value = text.format_endpoint(element.data, contents.traits) if element.data else element.verdict
-    # A slot too many is a fault of its frontend; other elements under an unknown key belong to no service port.
-    owner = owners.find(spec.name, element.key) if spec.data is Data.ENDPOINT else None
-    return Difference(what, "", value or PRESENT, owner)
+    def compare_catch_alls(self) -> Iterator[Difference]:
+        """Yield catch-all elements, which the kernel does not count; there must be none."""
+        sets = self._contents.sets
+        for name, element in self._reader.read_catch_alls(list(sets.values())).items():
+            yield self._describe_added(sets[name], element)
 
+    def compare_rules(self, known: Mapping[str, _Prints] = {}) -> Iterator[Difference]:
+        """Compare the rules of each chain, but not those in `known`, which were right before: comparing rules is slow."""
+        listed = self._reader.read_rules()
+        for chain in self._contents.list_chains():
+            if chain.name not in self._table.chains:
+                continue
+            held = listed.get(chain.name, [])
+            prints = hash(chain.rules), fingerprint(held)
+            if known.get(chain.name) != prints:
+                yield from self._compare_rules_of(chain, held)
+            self.right_rules[chain.name] = prints
 
-def _format_element(contents: Contents, spec: SetSpec, key: bytes, key_end: bytes = b"") -> str:
-    element = Element(spec.name, key, None, key_end)
-    return f"{text.format_set_keyword(spec)} {spec.name} {text.format_element(element, '', spec, contents.traits)}"
+    def _compare_rules_of(self, chain: Chain, held: Sequence[bytes]) -> Iterator[Difference]:
+        owner = self._owners.find(chain.name)
+        for number, (rule, have) in enumerate(itertools.zip_longest(chain.rules, held), 1):
+            what = f"chain {chain.name} rule {number}"
+            if rule is None:
+                yield Difference(what, "the end of the chain", "a rule", owner)
+            elif have is None:
+                yield Difference(what, rule.text, "", owner)
+            elif not is_same_rule(rule.expressions, have):
+                yield Difference(what, rule.text, "another rule", owner)
 
+    def compare_elements(self, ordered: Collection[ServicePortName]) -> Iterator[Difference]:
+        """Compare the elements of every set that is of the right type, one set in memory at a time.
 
-# --- drift --------------------------------------------------------------------------------------------------
+        In fragments of `ordered` it matters which slot an endpoint has.
+        """
+        elements, pools = self._contents.list_elements(), self._contents.list_pools()
+        for spec in self._contents.sets.values():
+            held = self._table.sets.get(spec.name)
+            if held is None or held.shape != compute_set_shape(spec, self._traits):
+                continue
+            have = self._reader.read_elements(spec)
+            if spec.data is Data.ENDPOINT:
+                yield from self._take_slots(spec, pools[spec.name], have, ordered)
+            else:
+                yield from self._take_elements(spec, [element for element, _ in elements[spec.name]], have)
+            for element in have.values():
+                yield self._describe_added(spec, element)
+
+    def _take_elements(
+        self, spec: SetSpec, wanted: Sequence[Element], have: dict[bytes, KernelElement]
+    ) -> Iterator[Difference]:
+        """Compare a set or verdict map; what is wanted is taken out of `have`."""
+        for element in wanted:
+            found = have.pop(element.key, None)
+            want = PRESENT if element.chain is None else text.format_verdict(element.chain)
+            if found is None:
+                held = ""
+            elif element.chain is not None and found.verdict != want:
+                held = found.verdict
+            elif found.key_end != element.key_end:
+                held = "another range"
+            else:
+                continue
+            what = self._format_element(spec, element.key, element.key_end)
+            yield Difference(what, want, held, self._owners.find(spec.name, element.key))
+
+    def _take_slots(
+        self,
+        spec: SetSpec,
+        wanted: Sequence[Pool],
+        have: dict[bytes, KernelElement],
+        ordered: Collection[ServicePortName],
+    ) -> Iterator[Difference]:
+        """Compare an endpoint map; what is wanted is taken out of `have`.
+
+        Slots that are picked at random may be filled in any order, unless it is known in which they were committed.
+        """
+        for pool in wanted:
+            keys = [key for key, _ in pool.iterate()]
+            found = [have.pop(key, None) for key in keys]
+            held = [b"" if element is None else element.data for element in found]
+            if held == list(pool.slots):
+                continue
+            owner = self._owners.find(spec.name, pool.prefix)
+            exact = owner in ordered or (owner is not None and self._contents.fragments[owner].ordered)
+            if not exact and sorted(held) == sorted(pool.slots):
+                continue
+            for key, want, data in zip(keys, pool.slots, held, strict=True):
+                if want != data:
+                    has = text.format_endpoint(data, self._traits) if data else ""
+                    what, wants = self._format_element(spec, key), text.format_endpoint(want, self._traits)
+                    yield Difference(what, wants, has, owner)
+
+    def _describe_added(self, spec: SetSpec, element: KernelElement) -> Difference:
+        value = text.format_endpoint(element.data, self._traits) if element.data else element.verdict
+        # A slot too many is a fault of its frontend; other elements under an unknown key belong to no service port.
+        owner = self._owners.find(spec.name, element.key) if spec.data is Data.ENDPOINT else None
+        return Difference(
+            self._format_element(spec, element.key, element.key_end), "", value or PRESENT, owner
+        )
+
+    def _format_element(self, spec: SetSpec, key: bytes, key_end: bytes = b"") -> str:
+        element = Element(spec.name, key, None, key_end)
+        formatted = text.format_element(element, "", spec, self._traits)
+        return f"{text.format_set_keyword(spec)} {spec.name} {formatted}"
 
 
 class DriftCheck:
@@ -277,8 +272,7 @@ class DriftCheck:
         """Transactions of other programs after which the definitions were right; elements may have changed."""
         self._generation = -1
         self._handle = 0
-        self._right_rules: dict[str, tuple[int, int]] = {}
-        """Per chain, fingerprints of rules found right: those we wanted and those the kernel listed."""
+        self._right_rules: dict[str, _Prints] = {}
 
     def on_loaded(self, generation: int, reader: Reader) -> None:
         """Start from a full load, which made this generation unless another program committed at the same time."""
@@ -309,35 +303,21 @@ class DriftCheck:
             if have == contents.comment:
                 have = "another table with this comment"
             return Difference(name, contents.comment, have, other_proxy=other)
-        owners = Owners(contents.fragments)
+        comparison = TableComparison(contents, table, reader)
         found = itertools.chain(
-            _compare_flags(contents, table.head),
-            _compare_chains(contents, table, owners, with_unused=True),
-            _compare_sets(contents, table, owners),
-            _compare_timeouts(contents, table, with_unused=True),
-            _compare_counts(contents, table),
-            self._compare_catch_alls(contents, reader, owners),
-            self._compare_rules(contents, reader, owners),
+            comparison.compare_flags(),
+            comparison.compare_chains(with_unused=True),
+            comparison.compare_sets(),
+            comparison.compare_timeouts(with_unused=True),
+            comparison.compare_counts(),
+            comparison.compare_catch_alls(),
+            comparison.compare_rules(self._right_rules),
         )
         first = next(found, None)
-        return first and msgspec.structs.replace(first, other_proxy=other)
-
-    def _compare_catch_alls(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
-        """Yield catch-all elements, which the kernel does not count; there must be none."""
-        for name, element in reader.read_catch_alls(list(contents.sets.values())).items():
-            yield _describe_added(contents, contents.sets[name], element, owners)
-
-    def _compare_rules(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
-        """Compare each listing once and recognise it by its fingerprint afterwards: comparing rules is slow."""
-        listed = reader.read_rules()
-        right: dict[str, tuple[int, int]] = {}
-        for chain in contents.list_chains():
-            held = listed.get(chain.name, [])
-            prints = hash(chain.rules), fingerprint(held)
-            if self._right_rules.get(chain.name) != prints:
-                yield from _compare_rules(chain, held, owners)
-            right[chain.name] = prints
-        self._right_rules = right
+        if first is not None:
+            return msgspec.structs.replace(first, other_proxy=other)
+        self._right_rules = comparison.right_rules
+        return None
 
     def _find_other_proxy(self, table: KernelTable) -> OtherProxy | None:
         """Return the other proxy that made this table or writes into it.
@@ -346,20 +326,12 @@ class DriftCheck:
         """
         if not any(chain.hook for chain in table.chains.values()):
             return None
-        if is_made_by_kube_proxy(table):
+        if table.is_made_by_kube_proxy:
             return OtherProxy.KUBE_PROXY
         if table.head.handle == self._handle:
             return None
         ours = table.head.comment.startswith(COMMENT_PREFIX)
         return OtherProxy.POINTSMAN if ours else OtherProxy.UNKNOWN
-
-
-def is_made_by_kube_proxy(table: KernelTable) -> bool:
-    """Return whether kube-proxy made this table or took it over: that keeps the comment and adds chains named by Services."""
-    return table.head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in table.chains)
-
-
-# --- comparison ---------------------------------------------------------------------------------------------
 
 
 def compare_kernel(
@@ -384,8 +356,8 @@ def compare_kernel(
 
     contents = Contents(context, counters=counters)
     contents.load(compile_each(plans, compile_one, {}))
-    traits = find_traits(context.family)
     with NftablesSocket() as socket:
+        traits = contents.traits
         reader = Reader(socket, traits) if complete else NarrowReader(socket, traits, contents)
         return list(_compare_all(contents, reader, committed.keys()))
 
@@ -393,25 +365,20 @@ def compare_kernel(
 def _compare_all(
     contents: Contents, reader: Reader, ordered: Collection[ServicePortName]
 ) -> Iterator[Difference]:
-    """Yield every difference; in fragments of `ordered` it matters which slot an endpoint has."""
-    name = format_table(contents)
     table = reader.read_table()
     if table is None:
-        yield Difference(name, PRESENT)
+        yield Difference(format_table(contents), PRESENT)
         return
     owned = table.head.flags & nf.NFT_TABLE_F_OWNER
     if table.head.comment != contents.comment and not owned:
-        yield Difference(name, contents.comment, table.head.comment or "a table without comment")
+        have = table.head.comment or "a table without comment"
+        yield Difference(format_table(contents), contents.comment, have)
         return
-    yield from _compare_flags(contents, table.head)
-    if owned:
-        return
-    owners = Owners(contents.fragments)
-    yield from _compare_sets(contents, table, owners)
-    yield from _compare_timeouts(contents, table, with_unused=False)
-    yield from _compare_chains(contents, table, owners, with_unused=False)
-    listed = reader.read_rules()
-    for chain in contents.list_chains():
-        if chain.name in table.chains:
-            yield from _compare_rules(chain, listed.get(chain.name, []), owners)
-    yield from _compare_elements(contents, table, reader, ordered)
+    comparison = TableComparison(contents, table, reader)
+    yield from comparison.compare_flags()
+    if not owned:
+        yield from comparison.compare_sets()
+        yield from comparison.compare_timeouts(with_unused=False)
+        yield from comparison.compare_chains(with_unused=False)
+        yield from comparison.compare_rules()
+        yield from comparison.compare_elements(ordered)

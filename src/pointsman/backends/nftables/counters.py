@@ -20,14 +20,6 @@ from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.model.addresses import Family, host_port_text
 from pointsman.model.service import ServicePortName
 
-_FRONTENDS = (schema.SERVICE_IPS, schema.SERVICE_NODEPORTS)
-_ENDPOINTS = (
-    schema.ENDPOINTS,
-    schema.LOCAL_ENDPOINTS,
-    schema.NODEPORT_ENDPOINTS,
-    schema.LOCAL_NODEPORT_ENDPOINTS,
-)
-
 _Key = tuple[str, bytes, bytes]
 
 
@@ -40,16 +32,16 @@ class ConnectionTotals:
         self._endpoints: Counter[tuple[ServicePortName, str]] = Counter()
 
     def get(self) -> Traffic:
-        """Totals since the first sync of this process."""
+        """Return the totals since the first sync of this process."""
         return Traffic(dict(self._services), dict(self._endpoints))
 
     def reset_counters(self) -> None:
-        """Everything was loaded again: all counters in the kernel begin at zero."""
+        """Start anew after a full load: all counters in the kernel begin at zero."""
         self._last = {}
 
     def add(self, contents: Contents, reader: Reader) -> None:
         """Read all counters and add what they grew by; what is gone is forgotten, so churn does not pile up."""
-        read = {name: reader.read_elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}
+        read = {name: reader.read_elements(contents.sets[name]) for name in schema.COUNTED}
         current: dict[_Key, int] = {}
         alive: set[tuple[ServicePortName, str]] = set()
         for service, key, endpoint in _find_counted(contents):
@@ -84,10 +76,10 @@ class ConnectionTotals:
 
 
 def _find_counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
-    """Every counted element: its service port, its key and value, its endpoint if it is one."""
+    """Yield every counted element: its service port, its key and value, its endpoint if it is one."""
     for name, fragment in contents.fragments.items():
         for element in fragment.elements:
-            if element.where in _FRONTENDS:
+            if element.where in schema.COUNTED:
                 yield name, (element.where, element.key, b""), ""
         for pool in fragment.pools:
             for key, data in pool.iterate():
@@ -96,7 +88,7 @@ def _find_counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, s
 
 
 def read_element_counts(family: Family) -> Sequence[Count] | None:
-    """Every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
+    """Return every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
     specs = [spec for spec in schema.build_static_sets(counters=True) if spec.counter]
     with NftablesSocket() as socket:
         reader = Reader(socket, find_traits(family))
@@ -107,7 +99,7 @@ def read_element_counts(family: Family) -> Sequence[Count] | None:
 
 
 def parse_counts(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Count]:
-    """The counters of one map."""
+    """Yield the counters of one map."""
     for element in elements:
         key, endpoint = element.key, ""
         if not key:

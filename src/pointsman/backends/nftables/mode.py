@@ -18,7 +18,6 @@ from pointsman.backends.contract import (
 )
 from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.check import format_owner, is_made_by_kube_proxy
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import read_element_counts
@@ -99,11 +98,11 @@ def _remove_table(
 ) -> CleanupItem:
     traits = find_traits(family)
     name = f"{traits.keyword} {TABLE}"
-    is_ours = table.head.comment.startswith(COMMENT_PREFIX) and not is_made_by_kube_proxy(table)
+    is_ours = table.head.comment.startswith(COMMENT_PREFIX) and not table.is_made_by_kube_proxy
     if not is_ours and not cleaning.all_proxies:
         return CleanupItem("table", name, status=CleanupStatus.KEPT, why=NOT_OURS)
     if table.head.owner:
-        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(table.head))
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=table.head.describe_owner())
     try:
         socket.delete_table(traits.nfproto, TABLE, dry_run=cleaning.dry_run)
     except KernelError as error:

@@ -18,6 +18,8 @@ from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
 from pointsman.kernel.nfnl import NftablesSocket, parse_answer, parse_comment, parse_value
 
+_KUBE_PROXY_COMMENT = "rules for kube-proxy"
+
 
 class KernelElement(msgspec.Struct, frozen=True, gc=False):
     """One element as the kernel stores it."""
@@ -71,6 +73,9 @@ class TableHead(NamedTuple):
     owner: int
     """Netlink port of the only socket that may change it; 0 without such an owner."""
 
+    def describe_owner(self) -> str:
+        return f"owned by another process (netlink port {self.owner}, usually its process id)"
+
 
 class KernelTable(msgspec.Struct, frozen=True):
     """The table with its chains and sets."""
@@ -80,6 +85,11 @@ class KernelTable(msgspec.Struct, frozen=True):
     sets: dict[str, KernelSet]
     """Without those that are part of a rule."""
     timeouts: dict[str, KernelTimeout]
+
+    @property
+    def is_made_by_kube_proxy(self) -> bool:
+        """Whether kube-proxy made it or took it over: that keeps the comment and adds chains named by Services."""
+        return self.head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in self.chains)
 
 
 class Reader:

@@ -123,56 +123,38 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 
 def build_table_comment(*, counters: bool) -> str:
-    """By this the table is recognised as ours and of this layout."""
+    """Return the comment by which the table is recognised as ours and of this layout."""
     return f"{COMMENT_PREFIX}layout {LAYOUT}{', counters' if counters else ''}"
 
 
+_HAIRPIN_KEY = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
+_TO_LOCAL_ENDPOINT = "the same for outside clients under policy Local"
+_SETS = (
+    SetSpec(CLUSTER_IPS, (Field.DESTINATION,), comment="every ClusterIP in use"),
+    SetSpec(NODEPORT_IPS, (Field.DESTINATION,), comment="addresses that take NodePort traffic"),
+    SetSpec(HAIRPIN, _HAIRPIN_KEY, comment="endpoints of this node reaching themselves"),
+    SetSpec(SERVICE_IPS, FRONTEND, Data.VERDICT, "ClusterIP, external and load-balancer frontends"),
+    SetSpec(SERVICE_NODEPORTS, NODE_PORT, Data.VERDICT, "NodePort frontends"),
+    SetSpec(ENDPOINTS, (*FRONTEND, Field.SLOT), Data.ENDPOINT, "frontend and slot to endpoint"),
+    SetSpec(LOCAL_ENDPOINTS, (*FRONTEND, Field.SLOT), Data.ENDPOINT, _TO_LOCAL_ENDPOINT),
+    SetSpec(NODEPORT_ENDPOINTS, (*NODE_PORT, Field.SLOT), Data.ENDPOINT, "node port and slot to endpoint"),
+    SetSpec(LOCAL_NODEPORT_ENDPOINTS, (*NODE_PORT, Field.SLOT), Data.ENDPOINT, _TO_LOCAL_ENDPOINT),
+    SetSpec(NO_ENDPOINT_SERVICES, FRONTEND, Data.VERDICT, "frontends without usable endpoints"),
+    SetSpec(NO_ENDPOINT_NODEPORTS, NODE_PORT, Data.VERDICT, "node ports without usable endpoints"),
+    SetSpec(FIREWALL_IPS, FRONTEND, comment="frontends with loadBalancerSourceRanges"),
+    SetSpec(FIREWALL_ALLOW, (*FRONTEND, Field.SOURCE), comment="who may use them", interval=True),
+)
+COUNTED = frozenset(
+    (SERVICE_IPS, SERVICE_NODEPORTS, *(spec.name for spec in _SETS if spec.data is Data.ENDPOINT))
+)
+"""Sets whose elements count connections, with service metrics."""
+
+
 def build_static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
-    """Every set and map that always exists, in listing order."""
-    slot = (Field.SLOT,)
-    return (
-        SetSpec(CLUSTER_IPS, (Field.DESTINATION,), comment="every ClusterIP in use"),
-        SetSpec(NODEPORT_IPS, (Field.DESTINATION,), comment="addresses that take NodePort traffic"),
-        SetSpec(
-            HAIRPIN,
-            (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT),
-            comment="endpoints of this node reaching themselves",
-        ),
-        SetSpec(
-            SERVICE_IPS,
-            FRONTEND,
-            Data.VERDICT,
-            "ClusterIP, external and load-balancer frontends",
-            counter=counters,
-        ),
-        SetSpec(SERVICE_NODEPORTS, NODE_PORT, Data.VERDICT, "NodePort frontends", counter=counters),
-        SetSpec(ENDPOINTS, FRONTEND + slot, Data.ENDPOINT, "frontend and slot to endpoint", counter=counters),
-        SetSpec(
-            LOCAL_ENDPOINTS,
-            FRONTEND + slot,
-            Data.ENDPOINT,
-            "the same for outside clients under policy Local",
-            counter=counters,
-        ),
-        SetSpec(
-            NODEPORT_ENDPOINTS,
-            NODE_PORT + slot,
-            Data.ENDPOINT,
-            "node port and slot to endpoint",
-            counter=counters,
-        ),
-        SetSpec(
-            LOCAL_NODEPORT_ENDPOINTS,
-            NODE_PORT + slot,
-            Data.ENDPOINT,
-            "the same for outside clients under policy Local",
-            counter=counters,
-        ),
-        SetSpec(NO_ENDPOINT_SERVICES, FRONTEND, Data.VERDICT, "frontends without usable endpoints"),
-        SetSpec(NO_ENDPOINT_NODEPORTS, NODE_PORT, Data.VERDICT, "node ports without usable endpoints"),
-        SetSpec(FIREWALL_IPS, FRONTEND, comment="frontends with loadBalancerSourceRanges"),
-        SetSpec(FIREWALL_ALLOW, (*FRONTEND, Field.SOURCE), comment="who may use them", interval=True),
-    )
+    """Return every set and map that always exists, in listing order."""
+    if not counters:
+        return _SETS
+    return tuple(msgspec.structs.replace(spec, counter=spec.name in COUNTED) for spec in _SETS)
 
 
 def _build_base_chain(name: str, kind: str, point: HookPoint, priority: int, *rules: Rule) -> Chain:
@@ -180,7 +162,7 @@ def _build_base_chain(name: str, kind: str, point: HookPoint, priority: int, *ru
 
 
 def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
-    """The chains that always exist; helpers before the chains that use them."""
+    """Return the chains that always exist; helpers before the chains that use them."""
     traits = find_traits(context.family)
     new = c.NEW_CONNECTION
     firewall = build_rule(new, c.jump("firewall-check"))
@@ -239,7 +221,7 @@ def _build_service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Ru
 def _build_node_port_rules(
     context: NodeContext, traits: FamilyTraits, verdicts: str, *, input_hook: bool = False
 ) -> tuple[Rule, ...]:
-    """Node ports answer at every local address but loopback, or at the resolved ones."""
+    """Return rules by which node ports answer at every local address but loopback, or at the resolved ones."""
     lookup = c.follow_verdict(NODE_PORT, verdicts, traits)
     if not context.node_port_addresses.match_all:
         return (build_rule(c.match_set((Field.DESTINATION,), NODEPORT_IPS, traits), lookup),)
@@ -275,10 +257,9 @@ def _build_cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple
 
 def _build_masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     mark = context.masquerade_mark
-    hairpin_key = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
     return (
         build_rule(c.match_mark_bit(mark), c.flip_mark_bit(mark), c.MASQUERADE),
-        build_rule(c.REDIRECTED, c.match_set(hairpin_key, HAIRPIN, traits), c.MASQUERADE),
+        build_rule(c.REDIRECTED, c.match_set(_HAIRPIN_KEY, HAIRPIN, traits), c.MASQUERADE),
     )
 
 
@@ -298,7 +279,7 @@ def build_source_match(
 
 
 def find_node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
-    """The addresses for the set; loopback node ports are never served by rules in this mode."""
+    """Return the addresses for the set; loopback node ports are never served by rules in this mode."""
     if context.node_port_addresses.match_all:
         return ()
     return tuple(sorted({a for a in context.node_port_addresses.addresses if not is_loopback(a)}))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.nftables.batch import Batch, BatchItem
-from pointsman.backends.nftables.check import format_owner
 from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Fragment, Owners
 from pointsman.backends.nftables.reader import Reader
@@ -21,6 +20,8 @@ from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket
 from pointsman.model.service import ServicePortName
 
 _TRANSIENT = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EINTR))
+"""Errors that say nothing about what was sent. Fewer than in `KernelError.is_temporary`: ENFILE, for one, says of an element
+that its set is full."""
 _MAX_FAULTS_SHOWN = 5
 
 
@@ -46,14 +47,19 @@ class TableSocket:
         return Reader(self.get_socket(), self._traits)
 
     def commit(self, batch: Batch) -> int:
-        """Apply the batch and return its bytes; raises KernelError, Busy where another process owns the table."""
+        """Apply the batch and return its bytes; raises BatchRejected for its objects, Busy where another process owns the table.
+
+        Other errors are KernelErrors: short of memory, say, the kernel may accept the same a second later.
+        """
         try:
             return self._commits.commit(self.get_socket(), batch.encode())
         except KernelError as error:
+            if error.errno in _TRANSIENT:
+                raise KernelError(str(error), error.errno) from error
             head = self.open_reader().read_head() if error.errno == errno.EPERM else None
             if head is None or not head.owner:
                 raise
-            what = f"table {self._traits.keyword} {TABLE} is {format_owner(head)}"
+            what = f"table {self._traits.keyword} {TABLE} is {head.describe_owner()}"
             remedy = "no other process may change it, so stop that one"
             raise Busy(f"{what}; {remedy}", errno.EPERM) from error
 
@@ -62,21 +68,13 @@ class TableSocket:
         return self.get_socket().check(batch.encode(one_by_one=True))
 
 
-def is_transient(code: int) -> bool:
-    """Whether an error says nothing about what was sent: the same may be accepted a second later.
-
-    Fewer codes than in `KernelError.is_temporary`: ENFILE, for one, says of an element that its set is full.
-    """
-    return code in _TRANSIENT
-
-
 def find_rejected_service_ports(
     batch: Batch, faults: Sequence[Fault], fragments: Mapping[ServicePortName, Fragment]
 ) -> dict[ServicePortName, str]:
     """Return the service ports whose objects the kernel rejects, with the reason."""
     owners = Owners(fragments)
     rejected: dict[ServicePortName, str] = {}
-    for fault, item in _find_items([fault for fault in faults if not is_transient(fault.errno)], batch):
+    for fault, item in _find_items([fault for fault in faults if fault.errno not in _TRANSIENT], batch):
         owner = owners.find(item.where, item.key)
         if owner is not None:
             rejected[owner] = f"{item.what}: {fault}"
@@ -93,7 +91,7 @@ def build_rejection_error(batch: Batch, faults: Sequence[Fault], code: int) -> R
 
 def find_external_object(batch: Batch, faults: Sequence[Fault]) -> Difference | None:
     """Return the external change that made the kernel reject a change, but not the full load that followed."""
-    known = [fault for fault in faults if fault.position >= 0 and not is_transient(fault.errno)]
+    known = [fault for fault in faults if fault.position >= 0 and fault.errno not in _TRANSIENT]
     for fault, item in _find_items(known[:1], batch):
         have = "" if fault.errno == errno.ENOENT else "something else"
         return Difference(item.what, PRESENT, have, detail=f"a change was rejected: {fault}")
