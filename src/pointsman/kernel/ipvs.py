@@ -66,13 +66,13 @@ HEADER_LENGTH = _HEADER.size
 # --- messages -----------------------------------------------------------------------------------------------
 
 
-def _encode_header(command: int) -> bytes:
-    """Return what precedes the attributes of every generic netlink message."""
-    return _HEADER.pack(command, 1, 0)
-
-
-def _encode_nest(kind: int, content: bytes) -> bytes:
-    return _NEST.pack(4 + len(content), kind | nla.NLA_F_NESTED) + content
+def _encode_command(command: int, service: bytes = b"", destination: bytes = b"") -> bytes:
+    """Return a whole payload: the header of generic netlink, a virtual server, a real server."""
+    payload = _HEADER.pack(command, 1, 0)
+    for kind, content in ((ATTR_SERVICE, service), (ATTR_DEST, destination)):
+        if content:
+            payload += _NEST.pack(4 + len(content), kind | nla.NLA_F_NESTED) + content
+    return payload
 
 
 def _find_address_family(address: bytes) -> int:
@@ -92,7 +92,7 @@ def encode_service_id(key: VirtualKey) -> bytes:
 def encode_service(command: int, server: VirtualServer) -> bytes:
     """Return the payload that adds (CMD_NEW_SERVICE) or changes (CMD_SET_SERVICE) a virtual server."""
     settings = _encode_settings(server.scheduler, server.flags, server.timeout, len(server.key.address))
-    return _encode_header(command) + _encode_nest(ATTR_SERVICE, encode_service_id(server.key) + settings)
+    return _encode_command(command, encode_service_id(server.key) + settings)
 
 
 @lru_cache
@@ -106,15 +106,13 @@ def _encode_settings(scheduler: str, flags: int, timeout: int, address_length: i
 
 def encode_service_removal(key: VirtualKey) -> bytes:
     """Return the payload that deletes a virtual server with its real servers."""
-    return _encode_header(CMD_DEL_SERVICE) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
+    return _encode_command(CMD_DEL_SERVICE, encode_service_id(key))
 
 
 def encode_marked_service(command: int, scheduler: str, mark: int) -> bytes:
     """Return the payload that adds or deletes an IPv4 virtual server that is addressed by a firewall mark."""
     identity = nla.pack_u16(SVC_AF, socket.AF_INET) + nla.pack_u32(SVC_FWMARK, mark)
-    return _encode_header(command) + _encode_nest(
-        ATTR_SERVICE, identity + _encode_settings(scheduler, 0, 0, 4)
-    )
+    return _encode_command(command, identity + _encode_settings(scheduler, 0, 0, 4))
 
 
 def _encode_destination_id(key: RealKey) -> bytes:
@@ -130,20 +128,12 @@ def encode_destination(command: int, service: bytes, key: RealKey, weight: int) 
     rest = _DEST_REST.pack(
         *(8, DEST_FORWARD, 0), *(8, DEST_WEIGHT, weight), *(8, DEST_UPPER, 0), *(8, DEST_LOWER, 0)
     )
-    return (
-        _encode_header(command)
-        + _encode_nest(ATTR_SERVICE, service)
-        + _encode_nest(ATTR_DEST, _encode_destination_id(key) + rest)
-    )
+    return _encode_command(command, service, _encode_destination_id(key) + rest)
 
 
 def encode_destination_removal(service: bytes, key: RealKey) -> bytes:
     """Return the payload that deletes a real server."""
-    return (
-        _encode_header(CMD_DEL_DEST)
-        + _encode_nest(ATTR_SERVICE, service)
-        + _encode_nest(ATTR_DEST, _encode_destination_id(key))
-    )
+    return _encode_command(CMD_DEL_DEST, service, _encode_destination_id(key))
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -224,7 +214,7 @@ def _parse_native(data: bytes) -> int:
 
 def _resolve_family(sock: NetlinkSocket) -> int:
     """Return the number that the kernel gave the family IPVS; asking for it loads the module where that is possible."""
-    payload = _encode_header(_CTRL_CMD_GETFAMILY) + nla.pack_text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
+    payload = _encode_command(_CTRL_CMD_GETFAMILY) + nla.pack_text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
     reply = sock.request((Message(_GENL_ID_CTRL, 0, payload),))[0]
     if reply.errno == errno.ENOENT:
         raise NotSupported(f"the kernel has no IPVS family; it needs {NEEDS}", reply.errno)
@@ -261,12 +251,12 @@ class IpvsSocket(Closable):
 
     def dump_services(self) -> list[bytes]:
         """Return the kernel's description of each virtual server, undecoded, for `digest` and `diff_listing`, which are much faster."""
-        request = Message(self._family, 0, _encode_header(CMD_GET_SERVICE))
+        request = Message(self._family, 0, _encode_command(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 
     def find_service(self, key: VirtualKey) -> VirtualServer | None:
         """Return the virtual server of this address, protocol and port, if there is one."""
-        payload = _encode_header(CMD_GET_SERVICE) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
+        payload = _encode_command(CMD_GET_SERVICE, encode_service_id(key))
         reply = self._netlink.request((Message(self._family, 0, payload),))[0]
         if reply.errno not in (0, errno.ESRCH):
             raise netlink.build_kernel_error(
@@ -277,7 +267,7 @@ class IpvsSocket(Closable):
 
     def list_destinations(self, key: VirtualKey) -> list[RealServer]:
         """Return the real servers of a virtual server with their connections; empty when there is no such server."""
-        payload = _encode_header(CMD_GET_DEST) + _encode_nest(ATTR_SERVICE, encode_service_id(key))
+        payload = _encode_command(CMD_GET_DEST, encode_service_id(key))
         answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")
         return [decode_real_server(answer.payload, _find_address_family(key.address)) for answer in answers]
 
@@ -300,7 +290,7 @@ class IpvsSocket(Closable):
     def set_timeouts(self, tcp: int = 0, tcp_fin: int = 0, udp: int = 0) -> None:
         """Set the timeouts that are not 0."""
         kinds = (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
-        payload = _encode_header(CMD_SET_CONFIG) + b"".join(
+        payload = _encode_command(CMD_SET_CONFIG) + b"".join(
             nla.pack_u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
         )
         self._netlink.request_one(Message(self._family, 0, payload), "set the IPVS timeouts")

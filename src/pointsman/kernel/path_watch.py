@@ -18,28 +18,9 @@ from pathlib import Path
 
 from pointsman.files import signature_from
 
-_IN_MODIFY = 0x00000002
-_IN_ATTRIB = 0x00000004
-_IN_CLOSE_WRITE = 0x00000008
-_IN_MOVED_FROM = 0x00000040
-_IN_MOVED_TO = 0x00000080
-_IN_CREATE = 0x00000100
-_IN_DELETE = 0x00000200
-_IN_DELETE_SELF = 0x00000400
-_IN_MOVE_SELF = 0x00000800
-_IN_Q_OVERFLOW = 0x00004000
-_IN_IGNORED = 0x00008000
-_WANTED = (
-    _IN_MODIFY
-    | _IN_ATTRIB
-    | _IN_CLOSE_WRITE
-    | _IN_MOVED_FROM
-    | _IN_MOVED_TO
-    | _IN_CREATE
-    | _IN_DELETE
-    | _IN_DELETE_SELF
-    | _IN_MOVE_SELF
-)
+_IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
+_WANTED = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
+"""MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF and MOVE_SELF of inotify."""
 _EVENT = struct.Struct("iIII")
 _MAX_LINKS = 40
 
@@ -72,7 +53,7 @@ class Inotify:
         self._names = dict(wanted)
 
     def drain(self) -> bool:
-        """Read all pending events; True when one of them concerns a watched entry."""
+        """Read all pending events; return True when one of them concerns a watched entry."""
         concerned = False
         while True:
             try:
@@ -103,7 +84,7 @@ class Inotify:
 
 
 def find_path_entries(path: Path) -> dict[str, frozenset[str] | None]:
-    """The directories, with the entries in them, that decide what `path` leads to.
+    """Return the directories, with the entries in them, that decide what `path` leads to.
 
     Each symbolic link on the way adds the directory that holds it. Where the way ends early, the last existing
     directory is included with the missing name, so that creation is seen.
@@ -140,8 +121,8 @@ def find_path_entries(path: Path) -> dict[str, frozenset[str] | None]:
     return {directory: None if names is None else frozenset(names) for directory, names in entries.items()}
 
 
-def fingerprint(path: Path) -> Fingerprint:
-    """A value that differs when the file, or any entry of the directory, was replaced or rewritten; None if absent."""
+def compute_fingerprint(path: Path) -> Fingerprint:
+    """Return a value that differs when the file, or any entry of the directory, was replaced or rewritten; None if absent."""
     try:
         found = path.stat()
         if not stat.S_ISDIR(found.st_mode):
@@ -166,7 +147,7 @@ def watch_path(
     Call it before reading the content: a change between the call and the first iteration is reported too.
     A burst of changes is reported once, after `debounce` seconds without another one (at most ten times that).
     """
-    return _follow_changes(path, fingerprint(path), debounce, poll, open_inotify)
+    return _follow_changes(path, compute_fingerprint(path), debounce, poll, open_inotify)
 
 
 async def _follow_changes(
@@ -187,11 +168,11 @@ async def _follow_changes(
                 readable.clear()
                 inotify.watch_only(find_path_entries(path))
                 touched = inotify.drain()
-            if not touched and fingerprint(path) == last:
+            if not touched and compute_fingerprint(path) == last:
                 touched = await _wait_for_event(inotify, readable, poll)
-            if touched or fingerprint(path) != last:
-                await _settle(inotify, readable, debounce)
-                last = fingerprint(path)
+            if touched or compute_fingerprint(path) != last:
+                await _wait_for_quiet(inotify, readable, debounce)
+                last = compute_fingerprint(path)
                 yield
     finally:
         if inotify is not None:
@@ -200,7 +181,7 @@ async def _follow_changes(
 
 
 async def _wait_for_event(inotify: Inotify | None, readable: asyncio.Event, seconds: float) -> bool:
-    """True as soon as a watched entry is touched, False after `seconds` without that."""
+    """Return True as soon as a watched entry is touched, False after `seconds` without that."""
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -212,7 +193,7 @@ async def _wait_for_event(inotify: Inotify | None, readable: asyncio.Event, seco
         return False
 
 
-async def _settle(inotify: Inotify | None, readable: asyncio.Event, debounce: float) -> None:
+async def _wait_for_quiet(inotify: Inotify | None, readable: asyncio.Event, debounce: float) -> None:
     """Return once nothing has happened for `debounce` seconds, or after ten times that."""
     deadline = asyncio.get_running_loop().time() + 10 * debounce
     while asyncio.get_running_loop().time() < deadline and await _wait_for_event(inotify, readable, debounce):

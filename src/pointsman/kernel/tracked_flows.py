@@ -118,19 +118,16 @@ class _Layout:
         )
 
     def _build_headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
-        header = struct.Struct("=HH").pack
+        def pack_headers(*headers: tuple[int, int]) -> bytes:
+            return b"".join(struct.pack("=HH", *one) for one in headers)
+
         addresses, ports = 4 + 2 * (4 + size), 4 + 3 * 8
         for offset, expected in (
-            (
-                0,
-                header(length, kind | _NESTED)
-                + header(addresses, _IP | _NESTED)
-                + header(4 + size, self.source),
-            ),
-            (12 + size, header(4 + size, self.destination)),
-            (16 + 2 * size, header(ports, _PROTO | _NESTED) + header(5, _NUMBER)),
-            (28 + 2 * size, header(6, _SOURCE_PORT)),
-            (36 + 2 * size, header(6, _DESTINATION_PORT)),
+            (0, pack_headers((length, kind | _NESTED), (addresses, _IP | _NESTED), (4 + size, self.source))),
+            (12 + size, pack_headers((4 + size, self.destination))),
+            (16 + 2 * size, pack_headers((ports, _PROTO | _NESTED), (5, _NUMBER))),
+            (28 + 2 * size, pack_headers((6, _SOURCE_PORT))),
+            (36 + 2 * size, pack_headers((6, _DESTINATION_PORT))),
         ):
             yield slice(start + offset, start + offset + len(expected)), expected
 

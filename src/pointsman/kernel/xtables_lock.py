@@ -40,52 +40,32 @@ def hold(
 ) -> Iterator[None]:
     """Hold both locks inside the `with` block; raises Busy, naming the holder, after a timeout."""
     deadline = clock() + timeout
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_lock_file(lock_file, deadline, interval, sleep, clock))
-        stack.enter_context(_bind_socket(old_socket, deadline, interval, sleep, clock))
-        yield
 
+    def wait_for(lock: Callable[[], None], describe: Callable[[], str]) -> None:
+        while True:
+            try:
+                return lock()
+            except OSError as error:
+                if clock() >= deadline:
+                    raise Busy(describe(), error.errno or 0) from error
+                sleep(interval)
 
-@contextlib.contextmanager
-def _lock_file(
-    path: Path, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
-) -> Iterator[None]:
     try:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        handle = os.open(lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise LockNotOpened(
-            f"cannot open the iptables lock {path}: {error.strerror}", error.errno or 0
+            f"cannot open the iptables lock {lock_file}: {error.strerror}", error.errno or 0
         ) from error
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if clock() >= deadline:
-                    raise Busy(describe_busy(path), error.errno or 0) from error
-                sleep(interval)
-        yield
+        wait_for(lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda: describe_busy(lock_file))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+            wait_for(
+                lambda: bound.bind("\0" + old_socket.removeprefix("@")),
+                lambda: f"the old iptables lock {old_socket} is held by another process",
+            )
+            yield
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _bind_socket(
-    name: str, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
-) -> Iterator[None]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
-        while True:
-            try:
-                bound.bind("\0" + name.removeprefix("@"))
-                break
-            except OSError as error:
-                if clock() >= deadline:
-                    raise Busy(
-                        f"the old iptables lock {name} is held by another process", error.errno or 0
-                    ) from error
-                sleep(interval)
-        yield
 
 
 def describe_busy(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> str:

@@ -151,4 +151,4 @@ def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     entries = path_watch.find_path_entries(tmp_path / "a")
     assert entries[str(tmp_path)] == frozenset({"a", "b"})
-    assert path_watch.fingerprint(tmp_path / "a") is None
+    assert path_watch.compute_fingerprint(tmp_path / "a") is None

@@ -12,7 +12,6 @@ from pointsman.backends.nftables.fields import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
-    ENDPOINT_FIELDS,
     TABLE,
     Chain,
     Data,
@@ -82,8 +81,7 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
         pack_u32be(nf.NFTA_SET_KEY_LEN, shape.key_length),
         pack_u32be(nf.NFTA_SET_ID, 1),
     ]
-    is_map = spec.data is not Data.NOTHING
-    if is_map:
+    if spec.data is not Data.NOTHING:
         parts.append(pack_u32be(nf.NFTA_SET_DATA_TYPE, shape.data_type))
         parts.append(pack_u32be(nf.NFTA_SET_DATA_LEN, shape.data_length))
     if spec.dynamic:
@@ -92,15 +90,7 @@ def encode_set(spec: SetSpec, traits: FamilyTraits) -> bytes:
         lengths = (pack_u32be(nf.NFTA_SET_FIELD_LEN, field.length) for field in traits.find_fields(spec.key))
         fields = (pack_nested(nf.NFTA_LIST_ELEM, length) for length in lengths)
         parts.append(pack_nested(nf.NFTA_SET_DESC, pack_nested(nf.NFTA_SET_DESC_CONCAT, *fields)))
-    description = userdata.encode_set_description(
-        spec.key,
-        ENDPOINT_FIELDS if spec.data is Data.ENDPOINT else (),
-        is_map=is_map,
-        typeof=spec.typeof,
-        text=spec.comment,
-        traits=traits,
-    )
-    parts.append(pack_attribute(nf.NFTA_SET_USERDATA, description))
+    parts.append(pack_attribute(nf.NFTA_SET_USERDATA, userdata.encode_set_description(spec, traits)))
     if spec.counter:
         parts.append(pack_nested(nf.NFTA_SET_EXPR, pack_text(nf.NFTA_EXPR_NAME, "counter")))
     return b"".join(parts)

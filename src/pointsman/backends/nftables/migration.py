@@ -141,9 +141,5 @@ def _build(
     *,
     severity: Severity = Severity.WARNING,
 ) -> Finding:
-    names = [service.metadata.key for service in services]
-    return Finding(
-        code,
-        severity,
-        parameters={**parameters, "services": tuple(sorted(names))},
-    )
+    names = tuple(sorted(service.metadata.key for service in services))
+    return Finding(code, severity, parameters={**parameters, "services": names})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from pointsman.backends.nftables.fields import FamilyTraits, Field
+from pointsman.backends.nftables.schema import ENDPOINT_FIELDS, Data, SetSpec
 
 _SET_KEY_BYTEORDER = 0
 _SET_DATA_BYTEORDER = 1
@@ -49,26 +50,18 @@ def encode_comment(text: str) -> bytes:
     return _encode_tlv(_COMMENT, text.encode() + b"\0")
 
 
-def encode_set_description(
-    key: tuple[Field, ...],
-    data: tuple[Field, ...],
-    *,
-    is_map: bool,
-    typeof: bool,
-    text: str,
-    traits: FamilyTraits,
-) -> bytes:
+def encode_set_description(spec: SetSpec, traits: FamilyTraits) -> bytes:
     """Return the user data of a set or map, byte for byte what nft writes for the same definition."""
-    order = _BIG_ENDIAN if len(key) == 1 else 0
-    parts = [_encode_number(_SET_KEY_BYTEORDER, order)]
-    if is_map:
+    parts = [_encode_number(_SET_KEY_BYTEORDER, _BIG_ENDIAN if len(spec.key) == 1 else 0)]
+    if spec.data is not Data.NOTHING:
         parts.append(_encode_number(_SET_DATA_BYTEORDER, 0))
-    if len(key) > 1:
-        parts.append(_encode_tlv(_SET_KEY_TYPEOF, _encode_concatenation(key if typeof else (), traits)))
-    if data:
-        parts.append(_encode_tlv(_SET_DATA_TYPEOF, _encode_concatenation(data, traits)))
-    if text:
-        parts.append(_encode_tlv(_SET_COMMENT, text.encode() + b"\0"))
+    if len(spec.key) > 1:
+        described = _encode_concatenation(spec.key if spec.typeof else (), traits)
+        parts.append(_encode_tlv(_SET_KEY_TYPEOF, described))
+    if spec.data is Data.ENDPOINT:
+        parts.append(_encode_tlv(_SET_DATA_TYPEOF, _encode_concatenation(ENDPOINT_FIELDS, traits)))
+    if spec.comment:
+        parts.append(_encode_tlv(_SET_COMMENT, spec.comment.encode() + b"\0"))
     return b"".join(parts)
 
 
