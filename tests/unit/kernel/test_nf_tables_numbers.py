@@ -34,7 +34,7 @@ def enumerators(text: str) -> dict[str, int]:
 def test_every_number_is_the_kernels() -> None:
     header = "".join(path.read_text() for path in HEADERS)
     theirs = enumerators(header) | {
-        name: int(value) for name, value in re.findall(r"#define (NF_\w+) (\d+)", header)
+        name: int(value) for name, value in re.findall(r"#define (NFT?_\w+)\s+(\d+)", header)
     }
     ours = {name: value for name, value in vars(nf_tables).items() if re.match("NF", name)}
     assert len(ours) > 100
