@@ -23,7 +23,7 @@ _FOREGROUND, _BACKGROUND = "#d8dee9", "#14171f"
 _CHARACTER, _LINE, _MARGIN = 7.8, 17, 16
 
 
-def svg(text: str) -> str:
+def render_svg(text: str) -> str:
     """One `text` element per line, one `tspan` per stretch of equal style; columns keep their places."""
     lines = text.replace("\r", "").rstrip("\n").split("\n")
     columns = max(len(_SEQUENCE.sub("", line)) for line in lines)
@@ -35,15 +35,15 @@ def svg(text: str) -> str:
     ]
     for number, line in enumerate(lines):
         y = _MARGIN + (number + 0.8) * _LINE
-        parts.append(f'<text xml:space="preserve" y="{y:.1f}">{_spans(line)}</text>')
+        parts.append(f'<text xml:space="preserve" y="{y:.1f}">{_render_spans(line)}</text>')
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
-def _spans(line: str) -> str:
+def _render_spans(line: str) -> str:
     spans, column, style = [], 0, ""
     for position, piece in enumerate(_SEQUENCE.split(line)):
         if position % 2:
-            style = _style(piece)
+            style = _render_style(piece)
         elif piece:
             x = _MARGIN + column * _CHARACTER
             length = f' textLength="{len(piece) * _CHARACTER:.1f}"'
@@ -52,7 +52,7 @@ def _spans(line: str) -> str:
     return "".join(spans)
 
 
-def _style(codes: str) -> str:
+def _render_style(codes: str) -> str:
     made = ""
     for code in map(int, filter(None, codes.split(";"))):
         if code == 1:
@@ -65,4 +65,4 @@ def _style(codes: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(svg(sys.stdin.read()))
+    sys.stdout.write(render_svg(sys.stdin.read()))

@@ -34,10 +34,10 @@ class Fragment(NamedTuple):
 
 
 def read_fragments(directory: Path) -> dict[Path, Fragment]:
-    return {path: _fragment(path) for path in sorted(directory.iterdir()) if path.name != "README.md"}
+    return {path: _parse_fragment(path) for path in sorted(directory.iterdir()) if path.name != "README.md"}
 
 
-def _fragment(path: Path) -> Fragment:
+def _parse_fragment(path: Path) -> Fragment:
     found = _NAME.fullmatch(path.name)
     if not found:
         raise BadFragment(f"{path.name}: name it <slug>.<{'|'.join(KINDS)}>.md, in lower case")
@@ -49,7 +49,7 @@ def _fragment(path: Path) -> Fragment:
     return Fragment(found[1], text)
 
 
-def section(version: str, date: str, fragments: Iterable[Fragment]) -> str:
+def render_section(version: str, date: str, fragments: Iterable[Fragment]) -> str:
     """One release of the changelog: a heading, then the changes by kind."""
     parts = [f"## {version} ({date})"]
     every = sorted(fragments)
@@ -60,7 +60,7 @@ def section(version: str, date: str, fragments: Iterable[Fragment]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def with_release(changelog: str, release: str) -> str:
+def add_release(changelog: str, release: str) -> str:
     """The changelog with one more release before the ones it has, or with the date and changes of one that is marked `(unreleased)`."""
     heading = release.split()[1]
     first_line, _, changes = release.partition("\n")
@@ -107,13 +107,13 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
             return 0
         fragments = read_fragments(root / "changelog.d")
         if chosen.version is None:
-            print(section("Next release", "unreleased", fragments.values()), end="")
+            print(render_section("Next release", "unreleased", fragments.values()), end="")
             return 0
         changelog = root / "CHANGELOG.md"
         if not fragments and f"## {chosen.version} (unreleased)" not in changelog.read_text():
             raise BadFragment("changelog.d holds no change; there is nothing to release")
-        release = section(chosen.version, chosen.date, fragments.values())
-        changelog.write_text(with_release(changelog.read_text(), release))
+        release = render_section(chosen.version, chosen.date, fragments.values())
+        changelog.write_text(add_release(changelog.read_text(), release))
     except BadFragment as error:
         print(f"changelog: {error}", file=sys.stderr)
         return 1

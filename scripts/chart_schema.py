@@ -53,7 +53,7 @@ def anything(description: str, type_: str = "object") -> Schema:
     return {"type": type_, "description": description}
 
 
-def values_schema() -> Schema:
+def build_values_schema() -> Schema:
     port = {"type": "integer", "minimum": 1, "maximum": 65535}
     seconds = {"type": "integer", "minimum": 1}
     probe = block(
@@ -85,7 +85,7 @@ def values_schema() -> Schema:
             key=text("the key in it", minLength=1),
             hostPath=text("a file on the nodes", pattern="^(/.+)?$"),
         ),
-        config=of_type(inspect.type_info(KubeProxyConfiguration)),
+        config=build_type_schema(inspect.type_info(KubeProxyConfiguration)),
         serviceMetrics=block(enabled={"type": "boolean"}, limit={"type": "integer", "minimum": 1}),
         secureServing=block(
             metrics=text(enum=["", *SECURE_METRICS]), health={"type": "boolean"}, secret=text()
@@ -124,18 +124,18 @@ def values_schema() -> Schema:
     }
 
 
-def of_type(found: inspect.Type) -> Schema:
+def build_type_schema(found: inspect.Type) -> Schema:
     """The schema of one field, by its Python type."""
     match found:
         case inspect.Metadata(type=inner, extra=extra):
             marks = [mark for mark in extra or () if mark in _MARKED]
-            return {"type": _MARKED[marks[0]]} if marks else of_type(inner)
+            return {"type": _MARKED[marks[0]]} if marks else build_type_schema(inner)
         case inspect.StructType(fields=fields):
-            return block(**{one.encode_name: of_field(one) for one in fields})
+            return block(**{one.encode_name: build_field_schema(one) for one in fields})
         case inspect.DictType(value_type=value):
-            return {"type": "object", "additionalProperties": of_type(value)}
+            return {"type": "object", "additionalProperties": build_type_schema(value)}
         case inspect.VarTupleType(item_type=item):
-            return {"type": "array", "items": of_type(item)}
+            return {"type": "array", "items": build_type_schema(item)}
         case inspect.TimeDeltaType():
             return text()
         case inspect.BoolType():
@@ -150,12 +150,12 @@ def of_type(found: inspect.Type) -> Schema:
     raise TypeError(f"no schema for {found}")
 
 
-def of_field(field: inspect.Field) -> Schema:
-    return {**of_type(field.type), **_NARROWED.get(field.encode_name, {})}
+def build_field_schema(field: inspect.Field) -> Schema:
+    return {**build_type_schema(field.type), **_NARROWED.get(field.encode_name, {})}
 
 
-def schema_text() -> str:
-    return json.dumps(values_schema(), indent=2) + "\n"
+def render_schema() -> str:
+    return json.dumps(build_values_schema(), indent=2) + "\n"
 
 
 def render_table() -> str:
@@ -167,21 +167,21 @@ def render_table() -> str:
     ]
     rows += ["", "| Value | Default | |", "|---|---|---|"]
     comments = _read_comments(VALUES.read_text())
-    schema = values_schema()
+    schema = build_values_schema()
     for name, default in yaml.safe_load(VALUES.read_text()).items():
         about = schema["properties"][name]
         inner = about.get("properties", {})
         if name == "config" or not inner or not isinstance(default, dict) or not default:
-            rows.append(_row(name, default, comments.get(name) or about.get("description", "")))
+            rows.append(_render_row(name, default, comments.get(name) or about.get("description", "")))
             continue
         rows.append(f"| `{name}` | | {comments.get(name) or about.get('description', '')} |")
         for key, value in default.items():
             described = comments.get(f"{name}.{key}") or inner[key].get("description", "")
-            rows.append(_row(f"{name}.{key}", value, described))
+            rows.append(_render_row(f"{name}.{key}", value, described))
     return "\n".join([*rows, ""])
 
 
-def _row(name: str, default: object, text: str) -> str:
+def _render_row(name: str, default: object, text: str) -> str:
     shown = default if default and isinstance(default, str) else f"`{json.dumps(default)}`"
     return f"| `{name}` | {shown} | {text.replace('|', '/')} |"
 
@@ -204,5 +204,5 @@ def _read_comments(text: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(schema_text())
+    FILE.write_text(render_schema())
     TABLE.write_text(render_table())

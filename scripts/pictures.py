@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.ansi_svg import svg
+from scripts.ansi_svg import render_svg
 from tests import factory
 from tests.harness.waiting import wait_until
 from tests.harness.world import running
@@ -177,7 +177,9 @@ def _draw_top(proxy: LiveProxy, directory: Path) -> None:
     time.sleep(2)
     now = proxy.traffic.read(places, mode.counting, 0)
     report = build_traffic_report(places, before, now, node=NODE, mode=mode)
-    (directory / "top.svg").write_text(svg(f"# pointsman top -n shop\n{render_traffic(report, SCREEN)}"))
+    (directory / "top.svg").write_text(
+        render_svg(f"# pointsman top -n shop\n{render_traffic(report, SCREEN)}")
+    )
 
 
 def _draw_command(directory: Path, socket: Path, *arguments: str) -> None:
@@ -186,7 +188,9 @@ def _draw_command(directory: Path, socket: Path, *arguments: str) -> None:
     environment = {**os.environ, "COLUMNS": str(SCREEN.width), "TERM": "xterm", "LANG": "C.UTF-8"}
     terminal = ["script", "-qec", shlex.join(command), "/dev/null"]
     done = subprocess.run(terminal, capture_output=True, text=True, check=False, env=environment)
-    (directory / f"{arguments[0]}.svg").write_text(svg(f"# pointsman {' '.join(arguments)}\n{done.stdout}"))
+    (directory / f"{arguments[0]}.svg").write_text(
+        render_svg(f"# pointsman {' '.join(arguments)}\n{done.stdout}")
+    )
 
 
 def main() -> None:

@@ -69,12 +69,12 @@ License: other
 """
 
 
-def control(source: Source, architecture: str, kilobytes: int) -> str:
+def build_control(source: Source, architecture: str, kilobytes: int) -> str:
     homepage = f"Homepage: {URLS['Homepage']}\n" if "Homepage" in URLS else ""
     first, last = PYTHONS[0], PYTHONS[-1]
     after = f"3.{int(last.removeprefix('3.')) + 1}"
     return f"""Package: pointsman
-Version: {debian_version(source.version)}
+Version: {to_debian_version(source.version)}
 Section: net
 Priority: optional
 Architecture: {architecture}
@@ -93,12 +93,12 @@ Suggests: ipset, nftables
 """
 
 
-def debian_version(version: str) -> str:
+def to_debian_version(version: str) -> str:
     """Return the version so that a candidate sorts before its release: 0.2.0rc1 becomes 0.2.0~rc1."""
     return re.sub(r"(?<=\d)(?=(a|b|rc)\d)", "~", version)
 
 
-def furnish(tree: Path, source: Source) -> None:
+def add_system_files(tree: Path, source: Source) -> None:
     """Add everything around the program."""
     unit = tree / "usr/lib/systemd/system/pointsman.service"
     _copy(ROOT / "deploy/systemd/pointsman.service", unit)
@@ -117,10 +117,10 @@ def furnish(tree: Path, source: Source) -> None:
     (documents / "copyright").write_text(_COPYRIGHT)
     _compress((ROOT / "CHANGELOG.md").read_bytes(), documents / "changelog.gz")
     shutil.copytree(ROOT / "docs/examples", documents / "examples")
-    _document(tree, source)
+    _write_manuals(tree, source)
 
 
-def _document(tree: Path, source: Source) -> None:
+def _write_manuals(tree: Path, source: Source) -> None:
     """Let the program write its manuals and completions; the one of this repository, as the tree may be for another machine."""
     manuals = tree / "usr/share/man/man8"
     manuals.mkdir(parents=True)
@@ -142,12 +142,12 @@ def pack(tree: Path, source: Source, architecture: str, into: Path) -> Path:
     """Return the package; dpkg-deb sorts names and takes owners and times from nowhere but SOURCE_DATE_EPOCH."""
     debian = tree / "DEBIAN"
     debian.mkdir()
-    (debian / "control").write_text(control(source, architecture, _kilobytes(tree)))
+    (debian / "control").write_text(build_control(source, architecture, _compute_kilobytes(tree)))
     (debian / "conffiles").write_text(f"{CONFIGURATION}\n")
     (debian / "triggers").write_text(_TRIGGERS)
     for name, text in _SCRIPTS.items():
         (debian / name).write_text(text)
-    _same_modes_and_times(tree, source.epoch)
+    _normalize_modes_and_times(tree, source.epoch)
     for name in _SCRIPTS:
         (debian / name).chmod(0o755)
     package = (
@@ -158,11 +158,11 @@ def pack(tree: Path, source: Source, architecture: str, into: Path) -> Path:
     return package
 
 
-def _kilobytes(tree: Path) -> int:
+def _compute_kilobytes(tree: Path) -> int:
     return sum(path.lstat().st_size for path in tree.rglob("*") if not path.is_dir()) // 1024
 
 
-def _same_modes_and_times(tree: Path, epoch: int) -> None:
+def _normalize_modes_and_times(tree: Path, epoch: int) -> None:
     """Whatever the builder's umask and clock are."""
     for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():

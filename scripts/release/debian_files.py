@@ -74,12 +74,12 @@ class Gone(RuntimeError):
     """A pinned version is no longer on the mirror, or is not what was pinned."""
 
 
-def lock_file(architecture: str) -> Path:
+def build_lock_path(architecture: str) -> Path:
     return ROOT / f"deploy/image/packages.{architecture}.lock"
 
 
-def pinned(architecture: str) -> list[Pinned]:
-    lines = lock_file(architecture).read_text().splitlines()
+def read_pinned(architecture: str) -> list[Pinned]:
+    lines = build_lock_path(architecture).read_text().splitlines()
     return [Pinned(*line.split()) for line in lines if line and not line.startswith("#")]
 
 
@@ -102,7 +102,7 @@ def fetch(package: Pinned, cache: Path) -> Path:
     return file
 
 
-def wanted(name: str) -> bool:
+def is_wanted(name: str) -> bool:
     """Whether an image needs a file of a package."""
     path = PurePosixPath(name)
     return not any(
@@ -112,7 +112,7 @@ def wanted(name: str) -> bool:
     )
 
 
-def merged(name: str) -> str:
+def move_below_usr(name: str) -> str:
     """Where a file is on a system on which /bin, /sbin and /lib are links into /usr."""
     first, slash, rest = name.partition("/")
     return f"usr/{first}{slash}{rest}" if first in _USR_MERGE else name
@@ -124,11 +124,11 @@ def unpack(file: Path, root: Path) -> None:
     assert process.stdout is not None
     with process.stdout as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
-            name = merged(member.name.removeprefix("./").rstrip("/"))
-            if name not in ("", ".") and wanted(name):
+            name = move_below_usr(member.name.removeprefix("./").rstrip("/"))
+            if name not in ("", ".") and is_wanted(name):
                 member.name = name
                 if member.islnk():
-                    member.linkname = merged(member.linkname.removeprefix("./"))
+                    member.linkname = move_below_usr(member.linkname.removeprefix("./"))
                 tar.extract(member, root, **AS_THEY_ARE)
     if process.wait():
         raise Gone(f"{file} cannot be unpacked")
@@ -165,7 +165,7 @@ def write_lock(architecture: str) -> None:
         ).stdout
     found = [_parse_uri_line(line) for line in printed.splitlines()]
     head = "# Written by `python -m scripts.release.debian_files`: package, version, SHA-256, place on the mirror.\n"
-    lock_file(architecture).write_text(head + "".join(f"{' '.join(each)}\n" for each in sorted(found)))
+    build_lock_path(architecture).write_text(head + "".join(f"{' '.join(each)}\n" for each in sorted(found)))
 
 
 def _parse_uri_line(line: str) -> Pinned:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.release import debian_files, oci, sbom, trial
-from scripts.release.package import this_architecture
+from scripts.release.package import detect_architecture
 from scripts.release.source import ROOT, SUMMARY, URLS, VENDOR, Source, read_source, staging
 from scripts.release.tree import MACHINES, PACKAGES, PREFIX, build_tree, build_wheel, find_packages
 
@@ -46,11 +46,11 @@ def parse_start(containerfile: str) -> Start:
         found: list[str] = re.findall(rf"^{word} (.*)$", containerfile, re.MULTILINE)
         return found[-1]
 
-    def quoted(text: str) -> list[str]:
+    def find_quoted(text: str) -> list[str]:
         return re.findall(r'"([^"]*)"', text)
 
     settings = [setting.replace("$PATH", _SYSTEM_PATH) for setting in shlex.split(last("ENV"))]
-    return Start(settings, quoted(last("ENTRYPOINT")), quoted(last("CMD")))
+    return Start(settings, find_quoted(last("ENTRYPOINT")), find_quoted(last("CMD")))
 
 
 def build_labels(source: Source) -> dict[str, str]:
@@ -73,7 +73,7 @@ def build_system(root: Path, architecture: str) -> list[sbom.Component]:
     for name in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
-    packages = debian_files.pinned(architecture)
+    packages = debian_files.read_pinned(architecture)
     for package in packages:
         debian_files.unpack(debian_files.fetch(package, CACHE), root)
     for name in _DIRECTORIES:
@@ -145,9 +145,9 @@ def build_images(source: Source) -> Iterator[Built]:
             components[architecture] = build_system(root, architecture)
             python = debian_files.PYTHON.removeprefix("python")
             build_tree(root, architecture, [python], PYTHON, wheel, source)
-            components[architecture] += sbom.python_components(find_packages(root))
+            components[architecture] += sbom.list_python_components(find_packages(root))
         for architecture, root in roots.items():
-            compile_all(root, roots[this_architecture()], source)
+            compile_all(root, roots[detect_architecture()], source)
             below = sorted(path.name for path in root.iterdir() if path.name != "opt")
             layers = (
                 oci.build_layer(root, below, source.epoch, f"Debian {debian_files.SUITE}, pinned packages"),
@@ -177,13 +177,13 @@ def build(into: Path, source: Source) -> dict[str, bytes]:
 
 
 def main() -> int:
-    if this_architecture() not in MACHINES:
+    if detect_architecture() not in MACHINES:
         print(f"make image: build on one of {', '.join(MACHINES)}", file=sys.stderr)
         return 1
     trial.require_root("make image")
     with staging("pointsman-image-*") as directory:
         for architecture, content in build(directory, read_source()).items():
-            if architecture == this_architecture():
+            if architecture == detect_architecture():
                 trial.try_image(content)
             else:
                 trial.try_foreign_image(content, MACHINES[architecture])

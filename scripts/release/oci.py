@@ -58,7 +58,7 @@ class Layout:
 
     def add(self, media_type: str, content: bytes) -> Descriptor:
         digest = compute_digest(content)
-        self._files[_blob(digest)] = content
+        self._files[_build_blob_name(digest)] = content
         return {"mediaType": media_type, "digest": digest, "size": len(content)}
 
     def add_manifest(
@@ -81,9 +81,9 @@ class Layout:
         config = self.add(CONFIG, encode_json(build_configuration(image)))
         layers = [self.add(LAYER, each.packed) for each in image.layers]
         for_docker = {
-            "Config": _blob(config["digest"]),
+            "Config": _build_blob_name(config["digest"]),
             "RepoTags": [self.reference],
-            "Layers": [_blob(each["digest"]) for each in layers],
+            "Layers": [_build_blob_name(each["digest"]) for each in layers],
         }
         self._files["manifest.json"] = encode_json([for_docker])
         platform = {"architecture": image.architecture, "os": "linux"}
@@ -180,13 +180,13 @@ def unpack(content: bytes, root: Path) -> dict[str, Any]:
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         files = {member.name: _read(tar, member) for member in tar if member.isreg()}
     for name, blob in files.items():
-        if name.startswith("blobs/") and _blob(compute_digest(blob)) != name:
+        if name.startswith("blobs/") and _build_blob_name(compute_digest(blob)) != name:
             raise ValueError(f"{name} holds other bytes than its name says")
     (entry,) = json.loads(files["index.json"])["manifests"]
-    manifest = json.loads(files[_blob(entry["digest"])])
-    configured: dict[str, Any] = json.loads(files[_blob(manifest["config"]["digest"])])
+    manifest = json.loads(files[_build_blob_name(entry["digest"])])
+    configured: dict[str, Any] = json.loads(files[_build_blob_name(manifest["config"]["digest"])])
     for part, digest in zip(manifest["layers"], configured["rootfs"]["diff_ids"], strict=True):
-        unpacked = gzip.decompress(files[_blob(part["digest"])])
+        unpacked = gzip.decompress(files[_build_blob_name(part["digest"])])
         if compute_digest(unpacked) != digest:
             raise ValueError("a layer holds other bytes than the configuration says")
         with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
@@ -203,7 +203,7 @@ def compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _blob(digest: str) -> str:
+def _build_blob_name(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 

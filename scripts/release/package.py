@@ -13,22 +13,22 @@ from scripts.release.source import Source, read_source, staging
 from scripts.release.tree import MACHINES, PYTHONS, build_tree, build_wheel, find_packages
 
 
-def this_architecture() -> str:
+def detect_architecture() -> str:
     command = ("dpkg", "--print-architecture")
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def build(into: Path, source: Source) -> None:
     wheel = build_wheel(into, source, ("sdist", "wheel"))
-    pinned = sbom.pinned_components()
+    pinned = sbom.list_pinned_components()
     for path in tuple(into.iterdir()):
         sbom.write_bill(source, path, pinned, inside=False)
     for architecture in MACHINES:
         with tempfile.TemporaryDirectory() as directory:
             tree = Path(directory) / "tree"
             build_tree(tree, architecture, PYTHONS, "/usr/bin/python3", wheel, source)
-            components = sbom.python_components(find_packages(tree))
-            deb.furnish(tree, source)
+            components = sbom.list_python_components(find_packages(tree))
+            deb.add_system_files(tree, source)
             sbom.write_bill(source, deb.pack(tree, source, architecture, into), components)
     name = f"pointsman-chart-{source.version}"
     archive = into / f"{name}.tgz"
@@ -47,7 +47,7 @@ def main() -> int:
     source = read_source()
     with staging("pointsman[-_][0-9]*", "pointsman-chart-*") as directory:
         build(directory, source)
-        (package,) = directory.glob(f"*_{this_architecture()}.deb")
+        (package,) = directory.glob(f"*_{detect_architecture()}.deb")
         trial.try_package(package)
     return 0
 

@@ -27,23 +27,23 @@ class Component(NamedTuple):
     licence: str = ""
 
 
-def python_components(site_packages: Path) -> list[Component]:
+def list_python_components(site_packages: Path) -> list[Component]:
     """The distributions installed in a directory, without Pointsman itself."""
     found = [
-        Component(name, each.version, f"pkg:pypi/{quote(name)}@{quote(each.version)}", _licence(each))
+        Component(name, each.version, f"pkg:pypi/{quote(name)}@{quote(each.version)}", _find_licence(each))
         for each in distributions(path=[str(site_packages)])
         if (name := each.metadata["Name"].lower().replace("_", "-")) != "pointsman"
     ]
     return sorted(found)
 
 
-def pinned_components() -> list[Component]:
+def list_pinned_components() -> list[Component]:
     """What requirements/run.txt installs: what the wheel needs, in the versions that were tested."""
     pins = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/run.txt").read_text(), re.MULTILINE)
     return [Component(name, version, f"pkg:pypi/{name}@{version}") for name, version in pins]
 
 
-def _licence(each: Distribution) -> str:
+def _find_licence(each: Distribution) -> str:
     """An SPDX expression where the package gives one, else its own text."""
     for field in ("License-Expression", "License"):
         for text in each.metadata.get_all(field) or ():

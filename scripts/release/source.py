@@ -38,14 +38,14 @@ class Source(NamedTuple):
 
 def read_source(root: Path = ROOT) -> Source:
     """SOURCE_DATE_EPOCH wins over the commit's time, as everywhere."""
-    revision = _git(root, "rev-parse", "HEAD")
-    if _git(root, "status", "--porcelain", "--untracked-files=no"):
+    revision = _run_git(root, "rev-parse", "HEAD")
+    if _run_git(root, "status", "--porcelain", "--untracked-files=no"):
         revision += "-dirty"
     given = os.environ.get("SOURCE_DATE_EPOCH")
-    return Source(__version__, revision, int(given or _git(root, "log", "-1", "--format=%ct")))
+    return Source(__version__, revision, int(given or _run_git(root, "log", "-1", "--format=%ct")))
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _run_git(root: Path, *arguments: str) -> str:
     return subprocess.run(
         ("git", "-C", str(root), *arguments), check=True, capture_output=True, text=True
     ).stdout.strip()

@@ -56,7 +56,7 @@ def build_tree(
     for information in packages.glob("*.dist-info"):
         for name in _INSTALLERS_ONLY:
             (information / name).unlink(missing_ok=True)
-    complete(tree, pythons, interpreter)
+    add_programs(tree, pythons, interpreter)
 
 
 def _download(into: Path, architecture: str, python: str, source: Source) -> None:
@@ -80,7 +80,7 @@ def unpack_wheel(wheel: Path, packages: Path) -> None:
         archive.extractall(packages)
 
 
-def complete(tree: Path, pythons: Sequence[str], interpreter: str) -> None:
+def add_programs(tree: Path, pythons: Sequence[str], interpreter: str) -> None:
     """Around the packages: what makes them an environment, and the programs."""
     home = tree / PREFIX.lstrip("/")
     for python in pythons:

@@ -51,20 +51,20 @@ def require_root(command: str) -> None:
 
 def try_package(package: Path) -> None:
     """Installs it with dpkg on a throw-away layer above this machine's root, and runs the command of its unit."""
-    with _above_this_root() as root:
+    with _mount_copy_of_root() as root:
         inside = root / "tmp" / package.name
         shutil.copyfile(package, inside)
-        _chrooted(root, "dpkg", "--install", f"/tmp/{package.name}")
-        version = _chrooted(root, "pointsman", "version")
+        _run_chrooted(root, "dpkg", "--install", f"/tmp/{package.name}")
+        version = _run_chrooted(root, "pointsman", "version")
         if shutil.which("systemd-analyze"):
-            _chrooted(root, "systemd-analyze", "verify", "/usr/lib/systemd/system/pointsman.service")
+            _run_chrooted(root, "systemd-analyze", "verify", "/usr/lib/systemd/system/pointsman.service")
         manifests = root / "etc/pointsman/manifests"
         shutil.copytree(ROOT / "docs/examples/shop", manifests, dirs_exist_ok=True)
         unit = (root / "usr/lib/systemd/system/pointsman.service").read_text()
         lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] != "#")
         name, value = lines["Environment"].split("=")
         serves(root, lines["ExecStart"].split(), {name: value}, writable=("run", "tmp"))
-        _chrooted(root, "dpkg", "--purge", "pointsman")
+        _run_chrooted(root, "dpkg", "--purge", "pointsman")
         if (root / "opt/pointsman").exists():
             raise Failed("dpkg --purge leaves files in /opt/pointsman")
     print(
@@ -88,8 +88,8 @@ def try_image(content: bytes) -> None:
             (root / "etc/pointsman/config.yaml").write_text(shipped.replace("nftables", mode))
             serves(root, command, environment, writable=("run", "tmp"))
         for program in ("iptables", "iptables-legacy", "modprobe", "kube-proxy"):
-            _chrooted(root, program, "--version", **environment)
-        _chrooted(root, f"{PREFIX}/bin/python3", "-c", _IMPORT_EVERYTHING, **environment)
+            _run_chrooted(root, program, "--version", **environment)
+        _run_chrooted(root, f"{PREFIX}/bin/python3", "-c", _IMPORT_EVERYTHING, **environment)
     print("==> tried: the image serves in two modes, on a read-only root with NET_ADMIN and NET_RAW only")
 
 
@@ -106,7 +106,7 @@ def try_foreign_image(content: bytes, machine: str) -> None:
         environment = dict(setting.split("=", 1) for setting in configured["Env"])
 
         def run(*command: str) -> str:
-            return _chrooted(root, "/tmp/qemu", *command, **environment)
+            return _run_chrooted(root, "/tmp/qemu", *command, **environment)
 
         python = f"{PREFIX}/bin/python3"
         _find_libraries(root, "/tmp/qemu")
@@ -139,7 +139,7 @@ def _find_libraries(root: Path, *emulator: str) -> None:
     missing = [
         f"{path}: {line.strip()}"
         for path in elf
-        for line in _chrooted(root, *emulator, loader, "--list", path, anyway=True).splitlines()
+        for line in _run_chrooted(root, *emulator, loader, "--list", path, anyway=True).splitlines()
         if "not found" in line
     ]
     if missing:
@@ -164,7 +164,7 @@ def serves(
         stderr=subprocess.STDOUT,
     )
     try:
-        _await_rules(process)
+        _wait_for_rules(process)
         _check_confinement(process.pid)
         process.terminate()
         if process.wait(_TIMEOUT_SECONDS) != 0:
@@ -178,7 +178,7 @@ def serves(
         log.close()
 
 
-def _await_rules(process: subprocess.Popen[bytes]) -> None:
+def _wait_for_rules(process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         if process.poll() is not None:
@@ -207,7 +207,7 @@ def _check_confinement(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def _above_this_root() -> Iterator[Path]:
+def _mount_copy_of_root() -> Iterator[Path]:
     """A copy of this machine's files in which everything may be changed; it costs what is changed."""
     with tempfile.TemporaryDirectory() as directory:
         layer = Path(directory)
@@ -223,7 +223,7 @@ def _above_this_root() -> Iterator[Path]:
             subprocess.run(("umount", "--lazy", directory), check=False)
 
 
-def _chrooted(root: Path, *command: str, anyway: bool = False, **environment: str) -> str:
+def _run_chrooted(root: Path, *command: str, anyway: bool = False, **environment: str) -> str:
     """What a command prints in another root; `anyway` also when it fails."""
     done = subprocess.run(
         ("unshare", "--mount", "--net", "chroot", str(root), *command),
@@ -237,7 +237,7 @@ def _chrooted(root: Path, *command: str, anyway: bool = False, **environment: st
     return done.stdout
 
 
-def _become(root: str, command: list[str]) -> None:
+def _enter_container(root: str, command: list[str]) -> None:
     """Inside the namespaces: the new root, then all privileges away but those of a node's pod, then the program."""
     libc = ctypes.CDLL(None, use_errno=True)
     os.chroot(root)
@@ -254,4 +254,4 @@ def _become(root: str, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _become(sys.argv[1], sys.argv[2:])
+    _enter_container(sys.argv[1], sys.argv[2:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts.chart_schema import FILE, TABLE, render_table, schema_text
+from scripts.chart_schema import FILE, TABLE, render_schema, render_table
 from tests.project.deploy.rendering import CHART, POD_NETWORK, chart, helm, needs_helm, refusal
 
 from pointsman.config.load import load
@@ -18,7 +18,7 @@ pytestmark = needs_helm
 
 
 def test_the_schema_is_made_from_the_programs_own_types() -> None:
-    assert FILE.read_text() == schema_text(), "run: python scripts/chart_schema.py"
+    assert FILE.read_text() == render_schema(), "run: python scripts/chart_schema.py"
 
 
 def test_the_table_of_values_is_up_to_date() -> None:

@@ -15,7 +15,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from scripts.release import deb, sbom
 from scripts.release.source import Source, staging
-from scripts.release.tree import PYTHONS, complete, find_packages, unpack_wheel
+from scripts.release.tree import PYTHONS, add_programs, find_packages, unpack_wheel
 from tests.project.test_lock import _versions as locked_versions
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
@@ -32,8 +32,8 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = find_packages(tree)
     (packages / "pointsman").mkdir(parents=True)
     (packages / "pointsman/__init__.py").write_text("NUMBER = {1, 2, 3}\n")
-    complete(tree, PYTHONS, os.path.realpath(sys.executable))
-    deb.furnish(tree, SOURCE)
+    add_programs(tree, PYTHONS, os.path.realpath(sys.executable))
+    deb.add_system_files(tree, SOURCE)
     return tree
 
 
@@ -87,7 +87,7 @@ def test_it_takes_every_python_it_has_extension_modules_for(package: Path) -> No
 
 def test_a_candidate_is_older_than_its_release(package: Path) -> None:
     assert read_field(package, "Version") == "9.8.7~rc1"
-    assert deb.debian_version("9.8.7") == "9.8.7"
+    assert deb.to_debian_version("9.8.7") == "9.8.7"
     order = ("dpkg", "--compare-versions", "9.8.7~rc1", "lt", "9.8.7")
     assert subprocess.run(order).returncode == 0
 
@@ -104,7 +104,7 @@ def test_extension_modules_of_several_pythons_stand_side_by_side_and_each_finds_
             archive.writestr(f"one/_core.cpython-{python}-x86_64-linux-gnu.so", python)
             archive.writestr("one/__init__.py", "WHERE = __file__\n")
         unpack_wheel(wheel, packages)
-    complete(tree, PYTHONS, os.path.realpath(sys.executable))
+    add_programs(tree, PYTHONS, os.path.realpath(sys.executable))
     assert {path.name for path in (packages / "one").glob("*.so")} == {
         "_core.cpython-311-x86_64-linux-gnu.so",
         "_core.cpython-312-x86_64-linux-gnu.so",
@@ -157,7 +157,7 @@ def test_the_same_tree_gives_the_same_bytes(furnished: Path, package: Path, tmp_
 
 
 def test_the_bill_of_materials_lists_what_the_lock_installs() -> None:
-    components = sbom.python_components(INSTALLED)
+    components = sbom.list_python_components(INSTALLED)
     found = {canonicalize_name(each.name): each.version for each in components}
     assert locked_versions("run", THIS_PYTHON).items() <= found.items()
     text = sbom.build_bill(SOURCE, "pointsman.deb", "00ff", components)
@@ -175,7 +175,7 @@ def test_the_bill_of_materials_lists_what_the_lock_installs() -> None:
 
 
 def test_what_a_wheel_needs_is_listed_as_not_inside() -> None:
-    pinned = sbom.pinned_components()
+    pinned = sbom.list_pinned_components()
     assert {each.name: each.version for each in pinned} == locked_versions("run", THIS_PYTHON)
     document = json.loads(sbom.build_bill(SOURCE, "pointsman.whl", "00ff", pinned, inside=False))
     assert {each["scope"] for each in document["components"]} == {"excluded"}

@@ -126,7 +126,7 @@ def test_one_index_leads_to_the_image_of_every_architecture(tmp_path: Path) -> N
     "path", sorted((ROOT / "deploy/image").glob("packages.*.lock")), ids=lambda p: p.name
 )
 def test_every_debian_package_is_pinned_by_hash(path: Path) -> None:
-    pinned = debian_files.pinned(path.name.split(".")[1])
+    pinned = debian_files.read_pinned(path.name.split(".")[1])
     assert [each.name for each in pinned] == sorted(debian_files.PACKAGES)
     for each in pinned:
         assert re.fullmatch(r"[0-9a-f]{64}", each.sha256)
@@ -146,14 +146,16 @@ def test_every_debian_package_is_pinned_by_hash(path: Path) -> None:
     ],
 )
 def test_only_what_runs_is_taken(name: str, kept: bool) -> None:
-    assert debian_files.wanted(name) is kept
+    assert debian_files.is_wanted(name) is kept
 
 
 def test_files_go_where_the_merged_usr_has_them() -> None:
-    assert debian_files.merged("lib/x86_64-linux-gnu/libc.so.6") == "usr/lib/x86_64-linux-gnu/libc.so.6"
-    assert debian_files.merged("sbin") == "usr/sbin"
-    assert debian_files.merged("usr/bin/python3.11") == "usr/bin/python3.11"
-    assert debian_files.merged("libexec/x") == "libexec/x"
+    assert (
+        debian_files.move_below_usr("lib/x86_64-linux-gnu/libc.so.6") == "usr/lib/x86_64-linux-gnu/libc.so.6"
+    )
+    assert debian_files.move_below_usr("sbin") == "usr/sbin"
+    assert debian_files.move_below_usr("usr/bin/python3.11") == "usr/bin/python3.11"
+    assert debian_files.move_below_usr("libexec/x") == "libexec/x"
 
 
 def test_only_what_the_containerfile_copies_goes_to_a_builder() -> None:
