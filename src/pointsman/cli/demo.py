@@ -9,35 +9,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from http.client import HTTPConnection
 from pathlib import Path
 
 import msgspec
 
 from pointsman.cli.arguments import add_colour, create_parser
+from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import detect_screen
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
-from pointsman.lab.netns import LabUnavailable, Namespace, gain_privileges
+from pointsman.lab.netns import LabUnavailable, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
 from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_through_table
 from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, Probe, TrafficGenerator, connect
 from pointsman.lab.proxy import LabProxy, ProxyFailed, configuration
+from pointsman.report.status import StatusReport
 from pointsman.screen import Screen
 from pointsman.text import format_count
 
 CONNECTIONS = 300
-_METRICS_PORT = 10249
-_SYNC_SECONDS = re.compile(
-    r'^kubeproxy_sync_proxy_rules_duration_seconds_sum\{ip_family="(\w+)"\} (\S+)', re.MULTILINE
-)
 WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="NodePort")
 LOCAL = LabService("shop", 2, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external_policy="Local")
 STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_seconds=10800)
@@ -67,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except LabUnavailable as unavailable:
         sys.stderr.write(f"pointsman demo: {unavailable}\n")
         return 2
-    except ProxyFailed as failed:
+    except (ProxyFailed, NoProxy) as failed:
         sys.stderr.write(f"pointsman demo: {failed}\n")
         return 1
 
@@ -95,27 +91,6 @@ class _Output:
     def format_failures(self, failures: int) -> str:
         text = format_count(failures, "connection")
         return self.screen.bad(text) if failures else self.screen.good(text)
-
-
-class _SyncTimes:
-    """Time that the proxy spent in syncs, since it was last asked."""
-
-    def __init__(self, node: Namespace) -> None:
-        self._node = node
-        self._known: dict[str, float] = {}
-
-    def restart(self) -> None:
-        """Take note that a new process counts from zero."""
-        self._known = {}
-
-    def describe(self) -> str:
-        now = read_sync_seconds(self._node)
-        spent = {family: seconds - self._known.get(family, 0.0) for family, seconds in now.items()}
-        if not spent:
-            return ""
-        self._known = now
-        times = ", ".join(f"{family} {seconds * 1000:.1f} ms" for family, seconds in sorted(spent.items()))
-        return f" (syncs: {times})"
 
 
 def _run_demo(out: _Output, directory: Path, privileges: str, *, keep: bool) -> int:
@@ -151,7 +126,8 @@ class _Demo:
 
     def __init__(self, out: _Output, cluster: Cluster, proxy: LabProxy) -> None:
         self._out, self._cluster, self._proxy = out, cluster, proxy
-        self._times = _SyncTimes(cluster["n1"])
+        self._shown_until = 0.0
+        """Unix time: syncs until then were shown."""
 
     def start(self) -> None:
         self._proxy.configure(configuration("nftables"))
@@ -160,7 +136,7 @@ class _Demo:
         self._proxy.start()
         seconds = self._proxy.wait()
         self._out.note(
-            f"3 Services are served {seconds:.2f} s after the process started{self._times.describe()}"
+            f"3 Services are served {seconds:.2f} s after the process started{self._describe_syncs()}"
         )
 
     def show_frontends(self) -> None:
@@ -218,19 +194,28 @@ class _Demo:
         self._out.start_part("kill -9", "the proxy dies and starts again while connections keep coming")
         with self._keep_connecting() as traffic:
             self._proxy.stop(signal.SIGKILL)
-            self._times.restart()
             time.sleep(0.2)
             self._proxy.write((_replace_backends(WEB, "pod1", "pod4", "pod5"),))
             self._proxy.start()
             seconds = self._proxy.wait()
         self._out.note(
-            f"back after {seconds:.2f} s{self._times.describe()}; {self._count_failed(traffic)} failed meanwhile"
+            f"back after {seconds:.2f} s{self._describe_syncs()}; {self._count_failed(traffic)} failed meanwhile"
         )
+
+    def _describe_syncs(self) -> str:
+        """Return how long the proxy took for syncs since this was last asked."""
+        since, self._shown_until = self._shown_until, time.time()
+        status = ask(self._proxy.directory / "state" / "control.sock", "/status", StatusReport)
+        times = (
+            (family.family, sum(point.seconds for point in family.history if point.at > since))
+            for family in status.families
+        )
+        return f" (syncs: {', '.join(f'{family} {seconds * 1000:.1f} ms' for family, seconds in times)})"
 
     def _report_change(self, took: float, traffic: TrafficGenerator) -> None:
         self._out.note(
             f"applied {took * 1000:.0f} ms after the file changed, "
-            f"200 ms of them to see that it stays quiet{self._times.describe()}"
+            f"200 ms of them to see that it stays quiet{self._describe_syncs()}"
         )
         self._out.note(f"{self._count_failed(traffic)} failed meanwhile")
 
@@ -297,21 +282,6 @@ def _wait_for_explorer(out: _Output, cluster: Cluster, proxy: LabProxy, privileg
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.pause()
-
-
-def read_sync_seconds(node: Namespace) -> dict[str, float]:
-    """Return the time spent in syncs by IP family, from the metrics of the proxy there; empty when it cannot be asked."""
-    metrics = HTTPConnection("127.0.0.1", _METRICS_PORT, timeout=2)
-    try:
-        with node.entered():
-            metrics.connect()
-        metrics.request("GET", "/metrics")
-        text = metrics.getresponse().read().decode()
-    except OSError:
-        return {}
-    finally:
-        metrics.close()
-    return {family: float(seconds) for family, seconds in _SYNC_SECONDS.findall(text)}
 
 
 def _replace_backends(service: LabService, *hosts: str) -> LabService:
