@@ -143,6 +143,8 @@ class Slo:
     def __init__(self, nodes: Nodes, server: Server, network: Network, services: int, endpoints: int) -> None:
         self._nodes, self._server, self._network = nodes, server, network
         self._services, self._endpoints = services, endpoints
+        self._made = 0
+        """Changes of endpoints so far."""
         self._named = {
             "program": nodes.program.name,
             "nodes": len(nodes.proxies),
@@ -160,6 +162,7 @@ class Slo:
 
     def _change(self, rate: float, count: int) -> None:
         self._server.change_endpoints(self._services, self._endpoints, rate, count)
+        self._made += count
 
     def start(self) -> Row:
         row = {**self._named}
@@ -234,12 +237,12 @@ class Slo:
         half = int(SOAK_RATE * seconds / 2)
         row = {**self._named, "changes_per_second": SOAK_RATE}
         row |= {f"{name}_before": value for name, value in self._nodes.memory().items()}
-        before = self._nodes.latencies()
+        before, made = self._nodes.latencies(), self._made
         with self._measured(row):
             self._change(SOAK_RATE, half)
             row["after_restart_s"] = self.server_restart()["after_s"]
             self._change(SOAK_RATE, half)
-        return row | self._summarize_since(before, 2 * half) | self._nodes.memory()
+        return row | self._summarize_since(before, self._made - made) | self._nodes.memory()
 
     def _until_changed(self, before: Sequence[Histogram], proxies: Sequence[Proxy]) -> float:
         """Seconds until each has programmed something new; there is something new from now on."""
