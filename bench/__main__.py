@@ -36,7 +36,6 @@ class Benchmark(msgspec.Struct, frozen=True):
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "model": Benchmark("model"),
     "nftables": Benchmark("nftables"),
     "nftables-drift": Benchmark("nftables", ("--drift",), in_all=False),
     "packets": Benchmark("packets"),

@@ -207,7 +207,7 @@ def run(options: argparse.Namespace) -> Any:
     with run_server(options.lists) as (server, network, directory):
         network.control.run(["nft", "-f", "-"], COUNTER)
         nodes = network.add_node(1)
-        kinds: list[Callable[[], OurClients | KubeProxies]] = [
+        kinds: list[Callable[[], Fleet]] = [
             lambda: OurClients(server.url, HTTP2, options.clients, nodes, directory),
             lambda: OurClients(server.url, HTTP1, options.clients, nodes, directory),
         ]

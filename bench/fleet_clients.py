@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.apiserver import Server
 from bench.network import Network
@@ -19,20 +19,9 @@ HTTP1, HTTP2 = "HTTP/1.1", "HTTP/2"
 WORKERS = 2
 
 
-class Fleet(Protocol):
-    """Some proxies that are started together."""
-
-    program: str
-    protocol: str
-    size: int
-
-    def start(self) -> None: ...
-    def synced(self) -> bool: ...
-    def reports(self) -> list[dict[str, Any]]: ...
-    def close(self) -> None: ...
-
-
 class OurClients:
+    """Our clients in a few processes, started together."""
+
     program = "pointsman"
 
     def __init__(self, url: str, protocol: str, size: int, nodes: Namespace, work: Path) -> None:
@@ -114,3 +103,6 @@ class KubeProxies:
     def close(self) -> None:
         for proxy in self._proxies:
             proxy.stop()
+
+
+Fleet = OurClients | KubeProxies

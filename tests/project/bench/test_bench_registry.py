@@ -13,7 +13,6 @@ from bench.__main__ import BENCHMARKS, main
 
 ROOT = Path(__file__).parents[3]
 SMALLEST: Mapping[str, str] = {
-    "model": "--services 10 --endpoints 2",
     "nftables": "--sizes 10x2 --changes 3",
     "nftables-drift": "--sizes 10x2 --changes 3",
     "packets": "--sizes 10 --rounds 1",
