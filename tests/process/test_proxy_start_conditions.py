@@ -246,7 +246,8 @@ async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy()
         before = world.proxy.node.context(Family.IPV4)
         world.machine.failures = [KernelError("no buffer space", errno=errno.ENOBUFS)]
         world.machine.changes.put_nowait(None)
-        await asyncio.sleep(0.05)
+        await async_wait_until(lambda: not world.machine.failures)
+        await asyncio.sleep(25)
         assert world.proxy.node.context(Family.IPV4) == before
         world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
         world.machine.changes.put_nowait(None)

@@ -164,7 +164,8 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     jobs.on_synced(synced())
     await async_wait_until(begun.is_set)
     closing = asyncio.create_task(background.close())
-    await asyncio.sleep(0.05)
+    for _ in range(1000):
+        await asyncio.sleep(0)
     assert not closing.done()
     let_go.set()
     await closing
