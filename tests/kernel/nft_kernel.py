@@ -83,3 +83,17 @@ def find_drift(backend: NftablesBackend, request: SyncRequest) -> Difference | N
     if found is not None or backend.external_changes == before:
         return found
     return next(iter(backend.comparison(request).differences()), None)
+
+
+def wired_namespace(*commands: str) -> Namespace:
+    """Return a namespace with eth0 at 192.168.10.11 on a wire without another end, after further commands of `ip`."""
+    namespace = new_namespace()
+    for command in (
+        "link add eth0 type veth peer name wire",
+        "link set eth0 up",
+        "link set wire up",
+        "address add 192.168.10.11/24 dev eth0",
+        *commands,
+    ):
+        namespace.run(["ip", *command.split()])
+    return namespace

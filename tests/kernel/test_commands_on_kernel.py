@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from tests import factory
 from tests.harness.waiting import TIME_FACTOR, wait_until
+from tests.kernel.nft_kernel import wired_namespace
 from tests.unit.cli.live_proxy import live_proxy
 from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
 from pointsman.cli.main import main
-from pointsman.lab.netns import LabUnavailable, Namespace
+from pointsman.lab.netns import Namespace
 
 EXAMPLES = DOCS / "examples" / "shop"
 FLAGS = ("--cluster-cidr=10.244.0.0/16",)
@@ -82,22 +83,12 @@ class RunningNode:
 
 @pytest.fixture(params=sorted(DAMAGE))
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningNode]:
-    try:
-        namespace = Namespace()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
-    for command in (
-        "link set lo up",
-        "link add eth0 type veth peer name wire",
-        "link set eth0 up",
-        "link set wire up",
-        "address add 192.168.10.11/24 dev eth0",
+    namespace = wired_namespace(
         "address add 203.0.113.11/24 dev eth0",
         "route add default via 192.168.10.1",
         # Silent, but known: asking for it in vain would end in an error after seconds, for whoever waits by then.
         "neighbour add 192.168.10.1 lladdr 02:00:c0:a8:0a:01 dev eth0",
-    ):
-        namespace.run(["ip", *command.split()])
+    )
     namespace.write_sysctls({"net/ipv4/ip_forward": "1"})
     running = RunningNode(namespace, tmp_path, request.param)
     try:

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 from tests.harness.waiting import TIME_FACTOR, wait_until
+from tests.kernel.nft_kernel import wired_namespace
 from tests.process.terminal import POINTSMAN, ROOT, Terminal, terminal
 
 from pointsman.cli.main import main
-from pointsman.lab.netns import LabUnavailable, Namespace
+from pointsman.lab.netns import Namespace
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "shop"
 ENDPOINTS = ("10.244.1.20", "10.244.2.20")
@@ -106,20 +107,10 @@ def _proxy(namespace: Namespace, directory: Path, *flags: str) -> Iterator[Path]
 def busy(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Busy]]:
-    try:
-        namespace = Namespace()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
-    for command in (
-        "link set lo up",
-        "link add eth0 type veth peer name wire",
-        "link set eth0 up",
-        "link set wire up",
-        "address add 192.168.10.11/24 dev eth0",
+    namespace = wired_namespace(
         *(f"address add {address}/32 dev lo" for address in ENDPOINTS),
         "route add 10.96.0.0/16 dev eth0",
-    ):
-        namespace.run(["ip", *command.split()])
+    )
     directory = tmp_path_factory.mktemp("top")
     with contextlib.closing(namespace), _proxy(namespace, directory, *MODES[request.param]) as control:
         made = Busy(namespace, control)

@@ -32,14 +32,18 @@ def _raised_descriptor_limit() -> Iterator[None]:
         yield
 
 
-def test_a_thousand_idle_connections_at_each_port_disturb_no_probe(
-    node: LabNode, process: NodeProcess
-) -> None:
+def serve_balancer(node: LabNode, process: NodeProcess) -> None:
     process.configure(**OPEN_TO_ALL)
     process.objects(BALANCER, *web_slices(), node_object())
     process.start()
     process.wait_synced()
     wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+
+
+def test_a_thousand_idle_connections_at_each_port_disturb_no_probe(
+    node: LabNode, process: NodeProcess
+) -> None:
+    serve_balancer(node, process)
     with hold_connections(node, 1000, *PORTS):
         for _ in range(5):
             assert read_statuses(node) == {200}
@@ -50,11 +54,7 @@ def test_a_thousand_idle_connections_at_each_port_disturb_no_probe(
 def test_six_hundred_remote_clients_without_a_pause_disturb_no_probe(
     node: LabNode, process: NodeProcess
 ) -> None:
-    process.configure(**OPEN_TO_ALL)
-    process.objects(BALANCER, *web_slices(), node_object())
-    process.start()
-    process.wait_synced()
-    wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    serve_balancer(node, process)
     with flood_requests(node, 600, HEALTH_PORT):
         for _ in range(10):
             assert read_statuses(node) == {200}

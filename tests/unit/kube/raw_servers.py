@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from pointsman.errors import KubeError
 from pointsman.kube.access import Access
 from pointsman.kube.client import ApiClient
 
@@ -43,3 +44,18 @@ async def client_to(access: Access) -> AsyncIterator[ApiClient]:
         yield client
     finally:
         await client.close()
+
+
+async def exchange(client: ApiClient, path: str, *, stream: bool) -> KubeError | None:
+    """Make one request and read all of its response; return the KubeError. Any other exception escapes."""
+    try:
+        if stream:
+            async with client.stream(path, headers_timeout=5) as opened:
+                while await opened.read():
+                    pass
+        else:
+            await client.request("GET", path, timeout=5)
+    except KubeError as error:
+        assert "\n" not in str(error)  # noqa: PT017  only what is raised matters here
+        return error
+    return None

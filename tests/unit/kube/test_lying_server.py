@@ -13,8 +13,8 @@ from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, node, service
 from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
+from tests.unit.kube.raw_servers import exchange
 
-from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
 
 PATH = "/api/v1/services"
@@ -57,14 +57,7 @@ async def _asked(answer: bytes, *, stream: bool) -> None:
         server.answer_raw(answer, times=2)
         client = ApiClient(server.access, qps=0, environ={})
         try:
-            if stream:
-                async with client.stream(PATH, headers_timeout=5) as opened:
-                    while await opened.read():
-                        pass
-            else:
-                await client.request("GET", PATH, timeout=5)
-        except KubeError as error:
-            assert "\n" not in str(error)  # noqa: PT017  only what is raised matters here
+            await exchange(client, PATH, stream=stream)
         finally:
             await client.close()
 
