@@ -42,6 +42,9 @@ ETCD_PORTS = (12379, 12380)
 MAX_CONCURRENT_REQUESTS = 20
 READY_TIMEOUT_SECONDS = 300.0
 STOP_TIMEOUT_SECONDS = 15.0
+OVERLOADED, ALREADY_THERE = (429, 503, 504), 409
+"""Statuses: of a server that may have done what was asked, and of one that did it at the attempt before."""
+MAX_ATTEMPTS, RETRY_SECONDS = 10, 1.0
 DECIDED_BY_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
 
 Object = dict[str, Any]
@@ -270,10 +273,15 @@ def open_session() -> aiohttp.ClientSession:
 
 async def send_object(http: aiohttp.ClientSession, method: str, url: str, body: Object) -> None:
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-    async with http.request(method, url, data=json.dumps(body), headers={"Content-Type": kind}) as answer:
-        if answer.status >= 400:
-            raise SystemExit(f"{method} {url}: HTTP {answer.status}: {(await answer.text())[:300]}")
-        await answer.read()
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        async with http.request(method, url, data=json.dumps(body), headers={"Content-Type": kind}) as answer:
+            text = await answer.text()
+        if answer.status < 400 or (answer.status == ALREADY_THERE and attempt > 1):
+            return
+        if answer.status not in OVERLOADED:
+            break
+        await asyncio.sleep(attempt * RETRY_SECONDS)
+    raise SystemExit(f"{method} {url}: HTTP {answer.status}: {text[:300]}")
 
 
 def find_collection(item: Object) -> str:
