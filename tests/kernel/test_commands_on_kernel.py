@@ -159,4 +159,4 @@ def test_a_trace_finds_the_address_of_a_pod_by_its_name(
             errors = capsys.readouterr().err
             assert "waiting up to 0.05 s for a connection from 10.244.1.5 to 10.96.0.10:80/TCP" in errors
         assert main(["trace", "web", "--from", "shop/web-1", *proxy.arguments]) == 2
-        assert "no endpoint is a pod of that name" in capsys.readouterr().err
+        assert "the name of a pod that is an endpoint" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
@@ -82,10 +81,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    source = _find_source(given.client, given.control_socket)
-    question = Question(given.target, given.namespace, address_text(source) if source else "", kernel=False)
+    client = given.client.removeprefix("pod/")
+    if client in {kind.value for kind in ClientKind} - {ClientKind.NODE.value}:
+        raise NothingToTrace(f"--from {client}: name one, by its IP address or the name of a pod")
+    question = Question(given.target, given.namespace, client, kernel=False)
     explanation = ask(given.control_socket, "/explain", Explanation, question)
-    place = find_place(explanation, source)
+    place, source = find_place(explanation)
     waiting = given.wait or bool(source and source not in list_local_addresses(family_of(source)))
     timeout = given.seconds or (60.0 if waiting else 3.0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
@@ -96,34 +97,16 @@ def _trace(given: argparse.Namespace) -> int:
     return 0 if report.passed and answered else 1
 
 
-def _find_source(client: str, control_socket: Path) -> bytes:
-    """The address of the client; empty for this node itself."""
-    if not client or client == "node":
-        return b""
-    address = address_from_text(client)
-    if address is not None:
-        return address
-    namespace, _, name = client.removeprefix("pod/").rpartition("/")
-    question = Question(f"pod/{name}", namespace, kernel=False)
-    found = ask(control_socket, "/explain", Explanation, question)
-    for port in found.ports:
-        for endpoint in port.endpoints:
-            place = parse_place(endpoint.address, port.protocol)
-            if endpoint.pod == name and place is not None:
-                return place.address
-    raise NothingToTrace(f"--from {client!r}: no endpoint is a pod of that name; give its IP address")
-
-
-def find_place(explanation: Explanation, source: bytes) -> Place:
-    """Return the frontend to follow: the first one asked about, of the client's family; for an external client not the
-    cluster IP where there is another one.
+def find_place(explanation: Explanation) -> tuple[Place, bytes]:
+    """Return the frontend to follow and the client's address, empty for this node: the first frontend of the question, for an
+    external client not the cluster IP where there is another one.
     """
     for port in explanation.ports:
-        for frontend in sorted(port.frontends, key=_is_for_pods) if source else port.frontends:
+        for frontend in sorted(port.frontends, key=_is_for_pods):
             for text in frontend.places if frontend.asked else ():
                 place = parse_place(text, port.protocol)
-                if place is not None and len(source) in (0, len(place.address)):
-                    return place
+                if place is not None:
+                    return place, next((address_from_text(o.address) for o in frontend.outcomes), None) or b""
     reasons = "; ".join(
         f"{finding.message}: {finding.remedy}" if finding.remedy else finding.message
         for finding in explanation.findings
@@ -135,7 +118,7 @@ def find_place(explanation: Explanation, source: bytes) -> Place:
 
 def _is_for_pods(frontend: FrontendReport) -> tuple[bool, bool]:
     """Whether an external client uses the frontend last, or after those with an address of their own."""
-    is_outside = any(outcome.client is ClientKind.OUTSIDE for outcome in frontend.outcomes)
+    is_outside = all(outcome.client is ClientKind.OUTSIDE for outcome in frontend.outcomes)
     is_cluster_ip = frontend.kind == FrontendKind.CLUSTER_IP.value
     return is_outside and is_cluster_ip, is_outside and not frontend.ip
 

@@ -92,5 +92,5 @@ def test_the_packet_of_a_foreign_table_with_a_like_name_is_followed() -> None:
 def test_an_external_client_is_followed_to_an_external_address(client: str, where: str) -> None:
     service = factory.service(externalIPs=["192.0.2.7"])
     view = view_of(service, factory.endpoint_slice("10.244.1.9"))
-    source = factory.packed(client) if client else b""
-    assert find_place(asked(view, "web", client), source).address == factory.packed(where)
+    place, source = find_place(asked(view, "web", client))
+    assert (place.address, source) == (factory.packed(where), factory.packed(client) if client else b"")
