@@ -231,7 +231,7 @@ class _PortSimulator:
 
     def simulate(self, kind: ClientKind, clients: ClientWeights, flows: _Flows) -> Traffic:
         """Return the traffic of these clients, and add what is delivered to the flows."""
-        groups = [(group, self._plan(group)) for group in self._group_nodes(clients)]
+        groups = [(group, _find_served(self._plan(group), kind)) for group in self._group_nodes(clients)]
         if kind is ClientKind.EXTERNAL and self._port.service.health_check_node_port:
             # A load balancer sends nothing to nodes that fail its health check.
             healthy = [one for one in groups if _find_endpoints(one[1], kind)[0] is Outcome.DELIVERED]
@@ -287,6 +287,13 @@ def _as_seen_from(endpoint: Endpoint, node: str) -> Endpoint:
         return endpoint
     state = msgspec.structs.replace(endpoint.state, local=True)
     return msgspec.structs.replace(endpoint, state=state)
+
+
+def _find_served(plan: ServicePlan | Finding, kind: ClientKind) -> ServicePlan | Finding:
+    """Return the plan, or why there is no frontend for these clients: another Service holds its external addresses."""
+    if isinstance(plan, Finding) or kind is ClientKind.INTERNAL or plan.port.externally_accessible:
+        return plan
+    return plan.findings[0]
 
 
 def _find_endpoints(plan: ServicePlan | Finding, kind: ClientKind) -> tuple[Outcome, tuple[Endpoint, ...]]:

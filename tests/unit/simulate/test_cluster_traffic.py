@@ -13,7 +13,6 @@ from tests import factory
 from pointsman.app.offline import plan_objects
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
-from pointsman.model.addresses import Family
 from pointsman.model.decision import State
 from pointsman.model.objects import EndpointSlice, KubeObject
 from pointsman.simulate.cluster import WeightFile, build_cluster, weigh_by_file, weigh_nodes, weigh_pods
@@ -64,52 +63,74 @@ policies = st.sampled_from(("Cluster", "Local"))
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> list[KubeObject]:
-    nodes: list[KubeObject] = [factory.node(name, draw(st.sampled_from(ZONES))) for name in NODES]
-    endpoints = [
-        build_endpoint(
-            number,
-            draw(st.sampled_from((*NODES, "gone"))),
-            draw(st.sampled_from("ab")),
-            conditions=draw(conditions),
-            hints=draw(hints),
-        )
-        for number in range(1, draw(st.integers(0, 6)) + 1)
-    ]
+def services(draw: st.DrawFn, number: int) -> list[KubeObject]:
+    """A Service of both IP families that may want what another one has, and its endpoints."""
+    name, index = f"s{number}", draw(st.sampled_from((1, number)))
     weights = draw(st.sampled_from(("", "zone/a=3", "node/n1=0, node/n2=5")))
-    annotations = {"pointsman.dev/weights": weights} if weights else {}
     service = factory.service(
-        metadata={"annotations": annotations},
-        type="NodePort",
-        ports=[{"name": "http", "port": 80, "nodePort": 30080}],
+        name,
+        clusterIP=f"10.96.0.{index}",
+        clusterIPs=[f"10.96.0.{index}", f"fd00:10:96::{index}"],
+        metadata={"annotations": {"pointsman.dev/weights": weights} if weights else {}},
+        type=draw(st.sampled_from(("ClusterIP", "NodePort"))),
+        ports=[{"name": "http", "port": 80, "nodePort": draw(st.sampled_from((0, 30080, 30080 + number)))}],
+        externalIPs=draw(st.sampled_from(([], ["203.0.113.1"], ["203.0.113.1", "2001:db8::1"]))),
         internalTrafficPolicy=draw(policies),
         externalTrafficPolicy=draw(policies),
     )
-    return [*nodes, service, build_slice(*endpoints)]
+    slices: list[KubeObject] = []
+    for family, address in (("IPv4", "10.244.{}.{}"), ("IPv6", "fd00:10:244:{}::{}")):
+        endpoints = [
+            {
+                "addresses": [address.format(number, position)],
+                "nodeName": draw(st.sampled_from((*NODES, "gone"))),
+                "zone": draw(st.sampled_from("ab")),
+                "conditions": draw(conditions),
+                "hints": draw(hints),
+            }
+            for position in range(1, draw(st.integers(0, 5)) + 1)
+        ]
+        ports = [{"name": "http", "port": 8080}]
+        slices.append(
+            factory.endpoint_slice(
+                *endpoints, name=f"{name}-{family}", service_name=name, family=family, ports=ports
+            )
+        )
+    return [service, *slices]
 
 
-@settings(max_examples=60, deadline=None)
+@st.composite
+def clusters(draw: st.DrawFn) -> list[KubeObject]:
+    nodes: list[KubeObject] = [factory.node(name, draw(st.sampled_from(ZONES))) for name in NODES]
+    return [*nodes, *draw(services(1)), *draw(services(2))]
+
+
+@settings(max_examples=100, deadline=None)
 @given(clusters())
 def test_shares_are_those_of_the_plans_of_all_nodes(objects: list[KubeObject]) -> None:
-    expected: dict[ClientKind, dict[str, float]] = {kind: defaultdict(float) for kind in ClientKind}
+    expected: dict[tuple[str, str, ClientKind], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name in NODES:
         config = KubeProxyConfiguration(hostname_override=name, mode="nftables")
-        (plan,) = plan_objects(objects, config, families=[Family.IPV4]).requests[Family.IPV4].plans.values()
-        for kind, endpoints in (
-            (ClientKind.INTERNAL, plan.internal_endpoints),
-            (ClientKind.EXTERNAL, plan.external_endpoints),
-        ):
-            weights = {
-                str(one): plan.balancing.weight(one) if plan.balancing is not None else 1 for one in endpoints
-            }
-            for address, weight in weights.items():
-                expected[kind][address] += weight / sum(weights.values()) / len(NODES)
-    simulation = simulate_objects(objects)
-    for kind in ClientKind:
-        found = find(simulation, kind)
-        assert {one.address: one.share for one in found.shares if one.share} == pytest.approx(expected[kind])
-        assert found.delivered == pytest.approx(sum(expected[kind].values()))
-        assert found.delivered + sum(one.share for one in found.unserved) == pytest.approx(1)
+        for family, request in plan_objects(objects, config).requests.items():
+            for plan in request.plans.values():
+                for kind, endpoints in (
+                    (ClientKind.INTERNAL, plan.internal_endpoints),
+                    (ClientKind.EXTERNAL, plan.external_endpoints if len(plan.frontends) > 1 else ()),
+                ):
+                    weights = {
+                        str(one): plan.balancing.weight(one) if plan.balancing is not None else 1
+                        for one in endpoints
+                    }
+                    for address, weight in weights.items():
+                        share = weight / sum(weights.values()) / len(NODES)
+                        expected[plan.name.service, family.value, kind][address] += share
+    traffic = simulate_objects(objects).traffic
+    for one in traffic:
+        wanted = expected.pop((one.service, one.family, one.clients), {})
+        assert {found.address: found.share for found in one.shares if found.share} == pytest.approx(wanted)
+        assert one.delivered == pytest.approx(sum(wanted.values()))
+        assert one.delivered + sum(found.share for found in one.unserved) == pytest.approx(1)
+    assert not expected
 
 
 def test_connections_are_counted_by_node_and_zone() -> None:
@@ -187,6 +208,31 @@ def test_a_service_without_its_cluster_ip_is_down_with_the_reason() -> None:
     ]
     down = [one for one in simulate_objects(objects).traffic if one.service == "web"]
     assert [one.unserved[0].reason for one in down] == ["ContestedClusterIP"]
+
+
+def test_external_clients_of_an_address_that_another_service_holds_are_not_served() -> None:
+    older, younger = (
+        factory.service(
+            name,
+            clusterIP=f"10.96.0.{number}",
+            metadata={"creationTimestamp": f"2026-01-0{number}T00:00:00Z"},
+            externalIPs=["203.0.113.1"],
+        )
+        for number, name in ((1, "older"), (2, "web"))
+    )
+    objects: list[KubeObject] = [
+        factory.node("n1", "a"),
+        older,
+        younger,
+        build_slice(build_endpoint(1, "n1", "a")),
+    ]
+    external, internal = [one for one in simulate_objects(objects).traffic if one.service == "web"]
+    assert (external.clients, external.state, internal.state) == (
+        ClientKind.EXTERNAL,
+        State.DOWN,
+        State.HEALTHY,
+    )
+    assert [one.reason for one in external.unserved] == ["ContestedAddress"]
 
 
 def test_clients_can_be_weighed_by_pods_and_by_a_file() -> None:
