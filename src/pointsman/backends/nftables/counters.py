@@ -36,7 +36,7 @@ class ConnectionTotals:
         return Traffic(dict(self._services), dict(self._endpoints))
 
     def reset_counters(self) -> None:
-        """Start anew after a full load: all counters in the kernel begin at zero."""
+        """Start again after a full load: all counters in the kernel begin at zero."""
         self._last = {}
 
     def add(self, contents: Contents, reader: Reader) -> None:
