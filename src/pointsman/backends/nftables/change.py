@@ -121,7 +121,7 @@ class Change:
         contents = self._contents
         counts = contents.balancers
         new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
-        created = contents.build_balancer_chains(add_spares(new) - contents.present.keys())
+        created = contents.build_balancer_chains(b for b in add_spares(new) if b not in contents.present)
         idle = {b for b in contents.present if counts[b] + self._balancers[b] <= 0}
         if len(idle) <= _MAX_UNUSED_BALANCERS:
             return created, set()
