@@ -88,7 +88,7 @@ async def test_watch_with_initial_events_ends_them_with_a_marked_bookmark() -> N
 
 
 async def test_compressed_events_are_flushed_before_their_gzip_member_ends() -> None:
-    """A client in Go that meets data in the final block holds it back until the next member begins."""
+    """A client in Go that finds data in the final block holds it back until the next member begins."""
     async with FakeApiServer() as server, aiohttp.ClientSession(auto_decompress=False) as session:
         url = f"{server.url}{SERVICES}?watch=true&sendInitialEvents=true"
         async with session.get(url, headers={"Accept-Encoding": "gzip"}) as response:

@@ -1,4 +1,4 @@
-"""Traffic as a test wants it, in place of the kernel's counters and flows."""
+"""Traffic that a test makes up, in place of the kernel's counters and flows."""
 
 from __future__ import annotations
 

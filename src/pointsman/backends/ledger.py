@@ -1,7 +1,7 @@
-"""The ledger: rows that service ports want in the kernel, each with its owner. Pure.
+"""The ledger: rows that service ports request, each with its owner. Pure.
 
 A row is one kernel object, named by its kind and key. Service ports share rows: two ports of a Service need one address, two
-Services may have the same local endpoint. The first service port that wants a row owns it and decides its value; the next one
+Services may have the same local endpoint. The first service port that requests a row owns it and decides its value; the next one
 takes over when the owner gives it up. An update returns the keys that it may have changed, so that only those are compared with
 what the kernel holds.
 
@@ -22,7 +22,7 @@ Keys = Mapping[str, set[Any]]
 
 
 class Row(NamedTuple):
-    """One kernel object as one service port wants it."""
+    """One kernel object as one service port requests it."""
 
     owner: ServicePortName
     kind: str
@@ -38,7 +38,7 @@ class Ledger:
         self._rows: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
         self._by_owner: dict[ServicePortName, Sequence[Row]] = {}
         self._waiting: dict[tuple[str, Any], dict[ServicePortName, Row]] = {}
-        """Rows of further service ports that want the same, in the order in which they came."""
+        """Rows of further service ports that request the same, in the order in which they came."""
         self.update(rows)
 
     def rows(self, kind: str) -> Mapping[Any, Row]:
@@ -46,7 +46,7 @@ class Ledger:
         return self._rows[kind]
 
     def owners(self, kind: str, key: object) -> list[ServicePortName]:
-        """Return every service port that wants a row, its owner first."""
+        """Return every service port that requests a row, its owner first."""
         row = self._rows[kind].get(key)
         return [] if row is None else [row.owner, *self._waiting.get((kind, key), ())]
 

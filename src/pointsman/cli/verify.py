@@ -1,4 +1,4 @@
-"""`pointsman verify`: does the kernel hold what the running proxy wants it to hold?"""
+"""`pointsman verify`: compare the kernel with the desired state of the running proxy."""
 
 from __future__ import annotations
 

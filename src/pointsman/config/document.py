@@ -1,6 +1,6 @@
 """Conversion between plain data (from YAML or JSON) and the frozen configuration values, collecting every problem.
 
-msgspec would stop at the first mistake; a person who edits a file wants to see all of them at once. Unknown fields are
+msgspec would stop at the first mistake; a user who edits a file needs to see all of them at once. Unknown fields are
 only warned about, because files outlive versions, but with the nearest known name, because most are typing errors.
 """
 

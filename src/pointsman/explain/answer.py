@@ -265,7 +265,7 @@ def _matches_endpoint(endpoint: Endpoint, target: Target) -> bool:
 
 
 def _matches_endpoint_port(endpoint: Endpoint, name: ServicePortName, target: Target) -> bool:
-    """Whether the port of the question, if it has one, is this endpoint's."""
+    """Return whether the port of the question, if it has one, is this endpoint's."""
     if target.address is not None:
         return target.number in (0, endpoint.port)
     return target.port in ("", name.port, str(endpoint.port))

@@ -273,7 +273,7 @@ def _compare_kernel(family: FamilyView, name: ServicePortName) -> KernelReport:
 
 
 def _concerns(difference: Difference, name: ServicePortName) -> bool:
-    """Whether it is about this service port: its own objects, and shared ones that are missing or changed."""
+    """Return whether it is about this service port: its own objects, and shared ones that are missing or changed."""
     return difference.owner == name if difference.owner else bool(difference.want)
 
 

@@ -155,7 +155,7 @@ def _check_local_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Fi
 
 
 def is_same_host(name: str, ours: str) -> bool:
-    """Whether the names differ in case or domain only."""
+    """Return whether the names differ in case or domain only."""
     if not name or name == ours:
         return False
     mine, theirs = ours.casefold(), name.casefold()

@@ -247,7 +247,7 @@ def find_undetected_pods(
 
 
 def _is_detected(local: LocalDetector, pod: bytes, route: Route | None) -> bool:
-    """Whether packets of the pod are recognised, as far as is known: they arrive where the route to it leads."""
+    """Return whether packets of the pod are recognised, as far as is known: they arrive where the route to it leads."""
     if local.mode is LocalMode.CIDR:
         return local.cidr is None or local.cidr.contains(pod)
     if local.mode is LocalMode.NONE or route is None or not route.interface:

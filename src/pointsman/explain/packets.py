@@ -160,7 +160,7 @@ def compute_state(plan: ServicePlan, view: FamilyView, mode: Mode) -> State:
 
 
 def _is_blocked(client: Client, decision: Decision, view: FamilyView) -> bool:
-    """Whether this host keeps the connection from every endpoint."""
+    """Return whether this host keeps the connection from every endpoint."""
     if not view.blocked and not view.unreachable:
         return False
     addresses = [endpoint.address for endpoint in decision.endpoints]
@@ -178,7 +178,7 @@ def combine_outcomes(outcomes: Iterable[Outcome]) -> State:
 
 
 def is_excluded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
-    """Whether the load balancer's source ranges certainly exclude this client."""
+    """Return whether the load balancer's source ranges certainly exclude this client."""
     ranges = frontend.source_ranges
     if not ranges:
         return False
@@ -188,7 +188,7 @@ def is_excluded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
 
 
 def is_conditional(frontend: Frontend, client: Client) -> bool:
-    """Whether source ranges may exclude this client, whose address is not known."""
+    """Return whether source ranges may exclude this client, whose address is not known."""
     return bool(frontend.source_ranges) and not client.address and client.kind is not ClientKind.NODE
 
 
@@ -211,7 +211,7 @@ def decide_source(
 
 
 def is_masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
-    """Whether the proxy's own rules replace the client's address."""
+    """Return whether the proxy's own rules replace the client's address."""
     context = view.context
     detects = context.local.mode is not LocalMode.NONE
     if frontend.kind is FrontendKind.CLUSTER_IP:
@@ -222,7 +222,7 @@ def is_masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool
 
 
 def serves_no_node_ports(view: FamilyView) -> bool:
-    """Whether nodePortAddresses selects no address of this node."""
+    """Return whether nodePortAddresses selects no address of this node."""
     where = view.context.node_port_addresses
     return not where.match_all and not where.addresses
 

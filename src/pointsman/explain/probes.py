@@ -114,7 +114,7 @@ def _add_to_frontend(
 
 
 def _is_served(frontend: FrontendReport) -> bool:
-    """Whether the rules deliver connections of all clients that no source range excludes."""
+    """Return whether the rules deliver connections of all clients that no source range excludes."""
     return all(outcome.is_delivered or outcome.is_restricted for outcome in frontend.outcomes)
 
 

@@ -154,7 +154,7 @@ def _parse_address(text: str) -> tuple[bytes, int] | None:
 
 
 def _is_like_address(host: str) -> bool:
-    """No name looks like this: only digits and dots, or colons as in IPv6."""
+    """Return whether the text must be an address: only digits and dots, or colons as in IPv6."""
     digits = host.replace(".", "")
     return (digits != host and digits.isascii() and digits.isdigit()) or "::" in host or host.count(":") > 2
 

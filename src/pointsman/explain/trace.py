@@ -137,7 +137,7 @@ def _find_place(stage: TraceStage) -> tuple[str, str, str]:
 
 
 def _is_effective(event: TraceEvent) -> bool:
-    """Not so the end of a chain, nor a policy that accepts."""
+    """Return whether an event decides something; the end of a chain and a policy that accepts do not."""
     if event.by_policy:
         return event.action is not Action.ACCEPT
     return bool(event.handle) or event.action not in (Action.RETURN, Action.PASS)

@@ -117,7 +117,7 @@ class Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._answering = False
         self._is_head = False
-        """The current request wants no body."""
+        """The current request needs no body."""
         self._last = False
         """The connection ends with the current response."""
         self._task = self._loop.create_task(self._serve(), name="http connection")

@@ -37,7 +37,7 @@ from pointsman.backends.iptables.fragment import (
     build_batch,
     count_rules,
     find_changes,
-    wants_comments,
+    needs_comments,
 )
 from pointsman.backends.iptables.isolate import find_rejected
 from pointsman.backends.iptables.static import (
@@ -139,7 +139,7 @@ class IptablesBackend(Backend):
             self._committed = Committed()
             self._settings = settings
             self._frame_rules = static.count_rules(settings)
-        comments = wants_comments(request.plans.values())
+        comments = needs_comments(request.plans.values())
         rejected: dict[ServicePortName, str] = {}
         fragments = compile_each(
             request.plans, lambda plan: self._compile(plan, settings, comments), rejected
@@ -180,7 +180,7 @@ class IptablesBackend(Backend):
 
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         committed = self._committed
-        comments = committed.wants_comments_after(request.changed)
+        comments = committed.needs_comments_after(request.changed)
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         compiled = compile_each(present, lambda plan: self._compile(plan, settings, comments), rejected)

@@ -24,7 +24,7 @@ from pointsman.backends.iptables.fragment import (
     Fragment,
     Fragments,
     SharedChain,
-    wants_comments,
+    needs_comments,
 )
 from pointsman.backends.iptables.isolate import remove_leftovers
 from pointsman.backends.iptables.static import Settings
@@ -255,7 +255,7 @@ def compare_kernel(
     generation = ruleset.read_generation() if ruleset is not None else None
     if last_match is not None and last_match.is_current(generation, settings, compared):
         return []
-    comments = wants_comments(plans.values())
+    comments = needs_comments(plans.values())
     fragments = {
         name: committed.find(plan) or compile_plan(plan, settings, comments=comments)
         for name, plan in compared.items()

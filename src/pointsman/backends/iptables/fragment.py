@@ -85,7 +85,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
         return shared + self.rules if table == NAT else shared
 
 
-def wants_comments(plans: Iterable[ServicePlan]) -> bool:
+def needs_comments(plans: Iterable[ServicePlan]) -> bool:
     """Return whether endpoint rules have comments: not in large clusters."""
     return sum(len(plan.endpoints.all) for plan in plans) <= LARGE_CLUSTER_ENDPOINTS
 
@@ -121,7 +121,7 @@ class Committed:
             return None
         return found if found.plan is plan or found.plan == plan else None
 
-    def wants_comments_after(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> bool:
+    def needs_comments_after(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> bool:
         """Return whether endpoint rules have comments once these changes are made."""
         total = self.endpoints
         for name, plan in changed.items():

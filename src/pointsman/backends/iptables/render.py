@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import compile_plan
-from pointsman.backends.iptables.fragment import Fragment, wants_comments
+from pointsman.backends.iptables.fragment import Fragment, needs_comments
 from pointsman.backends.iptables.static import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
@@ -33,7 +33,7 @@ def render(
 
 def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
     """Return the fragments of all plans, sorted by name."""
-    comments = wants_comments(request.plans.values())
+    comments = needs_comments(request.plans.values())
     return {
         name: compile_plan(request.plans[name], settings, comments=comments)
         for name in sorted(request.plans, key=sort_key)

@@ -246,8 +246,8 @@ class TableComparison:
             for key, want, data in zip(keys, pool.slots, held, strict=True):
                 if want != data:
                     has = text.format_endpoint(data, self._traits) if data else ""
-                    what, wants = self._format_element(spec, key), text.format_endpoint(want, self._traits)
-                    yield Difference(what, wants, has, owner)
+                    what, expected = self._format_element(spec, key), text.format_endpoint(want, self._traits)
+                    yield Difference(what, expected, has, owner)
 
     def _describe_added(self, spec: SetSpec, element: KernelElement) -> Difference:
         value = text.format_endpoint(element.data, self._traits) if element.data else element.verdict
