@@ -1,11 +1,7 @@
-"""Every type of condition: what it means, what it blocks, its reasons, and what to do about each. docs/conditions.md is made from it.
-
-python -m pointsman.wording.conditions > docs/conditions.md
-"""
+"""Every type of condition: what it means, what it blocks, its reasons, and what to do about each. scripts/conditions.py writes docs/conditions.md from it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -347,49 +343,8 @@ CONDITION_TYPES = (
     ),
 )
 
-_DOCUMENT = """\
-# Conditions
-
-Written by `python -m pointsman.wording.conditions`. [operations.md](operations.md#conditions) says where conditions appear and what
-each level of *blocks* means.
-
-Those in italics are shown only while they are not true. `pointsman_condition{{type="...", reason="..."}}` is 1 while a condition is not
-true, `/readyz` has a line for each that blocks readiness or more, and the reason `AsExpected` means that it is true.
-
-| Type | True when | Blocks |
-|---|---|---|
-{types}
-
-## Reasons
-
-| Type | Reason | What to do |
-|---|---|---|
-{reasons}
-"""
-
 
 def find_remedy(type_: str, reason: str) -> str:
     """Return what to do about a condition; empty where there is nothing to do, or when it is not in the table."""
     found = next((row.reasons.get(reason, "") for row in CONDITION_TYPES if row.matches(type_)), "")
     return "" if found.startswith(_NO_ACTION) else found
-
-
-def render_document() -> str:
-    """Return the text of docs/conditions.md."""
-    types = "\n".join(f"| {_name(row)} | {row.meaning} | {row.blocks} |" for row in CONDITION_TYPES)
-    reasons = "\n".join(
-        f"| `{row.name}` | `{reason}` | {remedy} |"
-        for row in CONDITION_TYPES
-        for reason, remedy in row.reasons.items()
-    )
-    return _DOCUMENT.format(types=types, reasons=reasons)
-
-
-def _name(row: ConditionType) -> str:
-    names = [f"`{row.name}{suffix}`" if suffix != "..." else suffix for suffix in row.suffixes]
-    text = ", ".join(names)
-    return text if row.is_constant else f"*{text}*"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_document())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from tests.project.docs.test_architecture import PACKAGE, ROOT
+from scripts.conditions import PAGE, render_document
+from tests.project.docs.test_architecture import PACKAGE
 
 from pointsman.conditions import Condition
 from pointsman.model.findings import Code
-from pointsman.wording.conditions import CONDITION_TYPES, render_document
+from pointsman.wording.conditions import CONDITION_TYPES
 
 TYPE = re.compile(
     r'(?:(?:Condition\.(?:true|false|unknown)|build_condition)\(\s*|type_(?:, message)? = )f?"([A-Z][A-Za-z]+)[{"]'
@@ -30,8 +31,7 @@ def find_names(pattern: re.Pattern[str]) -> set[str]:
 
 
 def test_the_document_is_made_from_the_table() -> None:
-    document = (ROOT / "docs/conditions.md").read_text()
-    assert document == render_document(), "run: python -m pointsman.wording.conditions > docs/conditions.md"
+    assert PAGE.read_text() == render_document(), "run scripts/conditions.py"
 
 
 def test_every_type_in_the_source_is_in_the_table_and_the_other_way_round() -> None:

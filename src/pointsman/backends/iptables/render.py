@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import compile_plan
@@ -12,12 +10,10 @@ from pointsman.backends.iptables.static import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     KernelFacts,
-    Settings,
     build_settings,
 )
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.model.service import ServicePortName
 
 USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTER)))
 """A recent kernel with nfacct and strict TCP tracking."""
@@ -28,27 +24,14 @@ def render(
 ) -> str:
     """Return what a node would hold after a full sync of this request, services in the order of their names."""
     settings = build_settings(request.context, facts, localhost_node_ports=localhost_node_ports)
-    return render_saved(settings, compile_all(request, settings))
-
-
-def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
-    """Return the fragments of all plans, sorted by name."""
     comments = needs_comments(request.plans.values())
-    return {
-        name: compile_plan(request.plans[name], settings, comments=comments)
-        for name in sorted(request.plans, key=sort_key)
-    }
-
-
-def sort_key(name: ServicePortName) -> tuple[str, str, str, int]:
-    return name.namespace, name.service, name.port, name.protocol.value
-
-
-def render_saved(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> str:
-    """Return fragments and the frame around them, as iptables-save would print the three tables."""
-    parts = list(fragments.values())
+    parts = [compile_plan(plan, settings, comments=comments) for _, plan in sorted(request.plans.items())]
     own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
-    filter_lines = [*static.build_filter_rules(settings), static.CANARY_RULE, *_collect_lines(FILTER, parts)]
+    filter_lines = [
+        *static.build_filter_rules(settings),
+        static.CANARY_RULE,
+        *_collect_lines(FILTER, parts),
+    ]
     nat_lines = [
         *static.build_nat_rules(settings),
         static.CANARY_RULE,
