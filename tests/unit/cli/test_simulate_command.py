@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.fake.apiserver import FakeApiServer
 
+from pointsman.cli import kubectl_plugin
 from pointsman.cli.main import main
 
 EXAMPLE = str(Path(__file__).parents[3] / "docs/examples/zones")
@@ -69,6 +72,36 @@ def test_the_page_loads_nothing_and_escapes_names(capsys: pytest.CaptureFixture[
     page = run(capsys, "-o", "html", "--apply", str(added))
     assert "<script" not in page
     assert not any(reference in page for reference in (' src="', ' href="', "url(", "@import"))
+
+
+async def test_kubectl_simulates_the_cluster_of_its_context(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two contexts: one of a cluster that answers, and the current one, where no server listens."""
+    kubeconfig = tmp_path / "config"
+    async with FakeApiServer() as server:
+        for document in yaml.safe_load_all((Path(EXAMPLE) / "cluster.yaml").read_text()):
+            server.add(document)
+        servers = {"other": "http://127.0.0.1:9", "zones": server.url}
+        kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "current-context": "other",
+                    "clusters": [{"name": name, "cluster": {"server": url}} for name, url in servers.items()],
+                    "users": [{"name": "u", "user": {}}],
+                    "contexts": [
+                        {"name": name, "context": {"cluster": name, "user": "u"}} for name in servers
+                    ],
+                }
+            )
+        )
+        access = [f"--kubeconfig={kubeconfig}", "--context=zones"]
+        asked = [*access, "simulate", "--remove", "zone/b"]
+        status = await asyncio.to_thread(kubectl_plugin.main, asked)
+    listed = capsys.readouterr().out
+    assert status == 1
+    assert "shop/db:postgres (IPv4)    internal  healthy -> down" in listed
+    assert listed == run(capsys, "--remove", "zone/b", status=1)
 
 
 @pytest.mark.parametrize(
