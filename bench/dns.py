@@ -65,14 +65,14 @@ class Resolver:
                 sock.sendto(b"?", self._server)
                 self._open[sock.fileno()] = sock
                 self._poll.register(sock, select.EPOLLIN)
+                if len(self._open) > MAX_OPEN:
+                    self._open.pop(next(iter(self._open))).close()
         self.sent += count
 
     def receive(self, seconds: float) -> None:
-        for descriptor, _ in self._poll.poll(seconds):
+        for descriptor, _ in self._poll.poll(seconds, MAX_OPEN):
             self._open.pop(descriptor).close()
             self.answered += 1
-        while len(self._open) > MAX_OPEN:
-            self._open.pop(next(iter(self._open))).close()
 
     def close(self) -> None:
         for sock in self._open.values():
@@ -127,8 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Any:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    limits = (MAX_OPEN + 500, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     rows = []
     for family in (4, 6):
         for timeout in (0, TIMEOUT_SECONDS):

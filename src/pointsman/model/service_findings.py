@@ -18,7 +18,6 @@ class ServiceFindings:
     """Findings by Service key (`namespace/name`), kept current by the events that caused them."""
 
     def __init__(self) -> None:
-        self._services: dict[str, tuple[Finding, ...]] = {}
         self._reported: dict[str, dict[ObjectReference, dict[Finding, None]]] = {}
         self._slice_service: dict[str, str] = {}
 
@@ -27,12 +26,10 @@ class ServiceFindings:
         key = service.metadata.key
         self.delete_service(key)
         reference = ObjectReference("Service", key)
-        findings = tuple(finding.about(reference) for finding in _check_service(service))
-        if findings:
-            self._services[key] = findings
+        for finding in _check_service(service):
+            self._keep(key, finding.about(reference))
 
     def delete_service(self, key: str) -> None:
-        self._services.pop(key, None)
         self._discard(key, ObjectReference("Service", key))
 
     def discard_slice(self, key: str) -> None:
@@ -47,16 +44,17 @@ class ServiceFindings:
         if finding.object.kind == "EndpointSlice":
             service = f"{meta.namespace}/{meta.label(SERVICE_NAME_LABEL) or ''}"
             self._slice_service[meta.key] = service
-        known = self._reported.setdefault(service, {})
-        known.setdefault(finding.object, {})[finding] = None
+        self._keep(service, finding)
 
     def of(self, service_key: str) -> tuple[Finding, ...]:
-        known = self._reported.get(service_key, {}).values()
-        return (*self._services.get(service_key, ()), *(found for findings in known for found in findings))
+        return tuple(found for findings in self._reported.get(service_key, {}).values() for found in findings)
 
     def all(self) -> Mapping[str, tuple[Finding, ...]]:
         """Return an independent copy."""
-        return {key: self.of(key) for key in self._services.keys() | self._reported.keys()}
+        return {key: self.of(key) for key in self._reported}
+
+    def _keep(self, service: str, finding: Finding) -> None:
+        self._reported.setdefault(service, {}).setdefault(finding.object, {})[finding] = None
 
     def _discard(self, service: str, reference: ObjectReference) -> None:
         known = self._reported.get(service)
