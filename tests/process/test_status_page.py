@@ -172,8 +172,8 @@ def test_a_page_that_is_not_asked_for_reads_no_kernel(tmp_path: Path) -> None:
         fetched(quiet, "/events.json")
         assert quiet.traffic.readings == 0
         page = json.loads(fetched(quiet, "/services.json").body)
-        assert page["traffic"] == []
-        wait_until(lambda: json.loads(fetched(quiet, "/services.json").body)["traffic"])
+        assert page["ports"][0]["traffic"] is None
+        wait_until(lambda: json.loads(fetched(quiet, "/services.json").body)["ports"][0]["traffic"])
         quiet.traffic.failure = KernelError("no permission")
         wait_until(lambda: "no permission" in str(json.loads(fetched(quiet, "/services.json").body)["notes"]))
 

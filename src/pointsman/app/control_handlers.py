@@ -13,7 +13,7 @@ from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import BadQuestion, Question, parse_target
 from pointsman.node.inspector import Inspector
 from pointsman.report.history import HistoryQuery, HistoryReport
-from pointsman.report.samples import ServiceFigures
+from pointsman.report.samples import ServiceTraffic
 from pointsman.report.service_list import MAX_ROWS, ListQuery, ServiceList, ServicePage
 from pointsman.report.status import StatusReport, Verification
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
@@ -54,7 +54,7 @@ def build_page_data_routes(inspector: Inspector) -> dict[str, Handler]:
         search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
         return await inspector.services(search, offset, limit, sort, reverse=reverse)
 
-    async def traffic(request: Request) -> ServiceFigures:
+    async def traffic(request: Request) -> ServiceTraffic:
         return inspector.traffic(request.query.get("service", ""))
 
     return {

@@ -47,7 +47,11 @@ class Traffic(msgspec.Struct, frozen=True, rename="camel"):
     counted: bool = False
     """By the kernel; otherwise short connections are missed."""
     share: float = 0.0
-    """Of an endpoint: of the new connections where they are counted, else of the open ones."""
+    """Of an endpoint: of the new connections where there are any, else of the open ones."""
+    bytes_per_second: float | None = None
+    """Of a service port, in both directions; None where the mode counts none."""
+    rates: tuple[float, ...] = ()
+    """New connections per second at the last samples, the oldest first; only on the status page."""
 
 
 class EndpointReport(msgspec.Struct, frozen=True, rename="camel"):

@@ -40,7 +40,7 @@ from pointsman.node.proxy import Proxy
 from pointsman.node.state import parse_pod_ranges
 from pointsman.node.traffic_sampler import TrafficSampler
 from pointsman.report.history import HistoryQuery, HistoryReport, build_history
-from pointsman.report.samples import ServiceFigures
+from pointsman.report.samples import ServiceTraffic
 from pointsman.report.service_list import (
     ListQuery,
     ServiceList,
@@ -182,7 +182,7 @@ class Inspector:
         work = partial(build_page, view, search, offset, limit, sort, reverse=reverse, samples=samples)
         return await asyncio.to_thread(work)
 
-    def traffic(self, service: str) -> ServiceFigures:
+    def traffic(self, service: str) -> ServiceTraffic:
         """Return the traffic of the endpoints of a Service; keeps the sampling running."""
         return self._sampler.samples.find_service(service)
 

@@ -9,34 +9,23 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pointsman.backends.contract import Counting
-from pointsman.explain.service_port import Identity
+from pointsman.explain.service_port import Identity, Traffic
 from pointsman.kernel.flow_count import FrontendKey
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity as EndpointIdentity
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.report.traffic import Reading, Tally, TallyKey
+from pointsman.report.traffic import Reading, Tally, TallyKey, add_shares
 
 MAX_SAMPLES = 60
 MAX_SERIES = 2000
 """Service ports and endpoints whose rates are kept over time, about 1 MiB; others have only their latest figures."""
 
 
-class Figures(msgspec.Struct, frozen=True, rename="camel"):
-    """Traffic of one service port or endpoint."""
-
-    connections_per_second: float = 0.0
-    open: int = 0
-    bytes_per_second: float | None = None
-    """None where the mode does not count bytes, and for endpoints."""
-    rates: tuple[float, ...] = ()
-    """Connections per second at the last samples, the oldest first; empty where none was seen."""
-
-
-class ServiceFigures(msgspec.Struct, frozen=True, rename="camel"):
+class ServiceTraffic(msgspec.Struct, frozen=True, rename="camel"):
     """Traffic at the endpoints of one Service, for the page."""
 
-    endpoints: Mapping[str, Mapping[str, Figures]]
+    endpoints: Mapping[str, Mapping[str, Traffic]]
     """Of endpoints with traffic, by `port/protocol/family` and `ip:port`."""
 
 
@@ -67,6 +56,7 @@ class TrafficSamples:
         self.notes = tuple(notes)
         self._number = 0
         self._seconds = 1.0
+        self._counted: Mapping[str, bool] = {}
         self._new: Counter[TallyKey] = Counter()
         self._open: Counter[TallyKey] = Counter()
         self._bytes: Counter[Identity] | None = None
@@ -80,8 +70,9 @@ class TrafficSamples:
         """Add the sample between two readings."""
         tally = Tally(places.owners, before, now)
         self.notes = tuple(tally.list_notes(counting))
-        self._seconds, self._new, self._open = tally.seconds, tally.new, tally.open
-        self._bytes = tally.bytes if any(tally.bytes.values()) else None
+        self._seconds, self._counted = tally.seconds, tally.counted
+        self._new, self._open = tally.new, tally.open
+        self._bytes = tally.bytes if tally.has_bytes else None
         for counts in (self._new, self._open):
             for owner, number in [(owner, number) for (owner, place), number in counts.items() if not place]:
                 counts[_build_total_key(owner[-1]), ""] += number
@@ -89,29 +80,32 @@ class TrafficSamples:
             tally.bytes[_build_total_key(owner[-1])] += number
         self._append()
 
-    def find(self, owner: Identity, endpoint: str = "") -> Figures:
+    def find(self, owner: Identity, endpoint: str = "") -> Traffic:
         key = (owner, endpoint)
-        return Figures(
-            round(self._new[key] / self._seconds, 2),
+        return Traffic(
             self._open[key],
-            None if self._bytes is None or endpoint else round(self._bytes[owner] / self._seconds),
-            self._list_rates(key),
+            round(self._new[key] / self._seconds, 2),
+            self._counted.get(owner[-1], False),
+            bytes_per_second=None
+            if self._bytes is None or endpoint
+            else round(self._bytes[owner] / self._seconds),
+            rates=self._list_rates(key),
         )
 
     def find_activity(self, owner: Identity) -> tuple[float, int]:
         """Return new and open connections: a sort key."""
         return self._new[owner, ""], self._open[owner, ""]
 
-    def find_total(self, family: Family) -> Figures:
+    def find_total(self, family: Family) -> Traffic:
         return self.find(_build_total_key(family.value))
 
-    def find_service(self, service: str) -> ServiceFigures:
-        """Return the figures of all endpoints of a Service that have traffic."""
-        found: dict[str, dict[str, Figures]] = {}
+    def find_service(self, service: str) -> ServiceTraffic:
+        """Return the traffic of all endpoints of a Service that have any."""
+        found: dict[str, dict[str, Traffic]] = {}
         for owner, place in self._new.keys() | self._open.keys():
             if owner[0] == service and place:
                 found.setdefault("/".join(owner[1:]), {})[place] = self.find(owner, place)
-        return ServiceFigures(found)
+        return ServiceTraffic({port: add_shares(measured) for port, measured in found.items()})
 
     def _append(self) -> None:
         """Take the rates of this sample; series that have been zero throughout make room for others."""

@@ -14,7 +14,7 @@ import msgspec
 from pointsman.backends.contract import Mode
 from pointsman.explain.build import format_frontend, summarize_plan, summarize_unplanned
 from pointsman.explain.packets import compute_state
-from pointsman.explain.service_port import ServicePortReport
+from pointsman.explain.service_port import ServicePortReport, Traffic
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.decision import WORST_FIRST, State
 from pointsman.model.plan import ServicePlan
@@ -22,7 +22,7 @@ from pointsman.model.service import ServicePortName
 from pointsman.report.labels import ServiceLabels, ServiceSelection
 
 if TYPE_CHECKING:
-    from pointsman.report.samples import Figures, TrafficSamples
+    from pointsman.report.samples import TrafficSamples
 
 TRAFFIC = "traffic"
 """A sort key of pages: the busiest first."""
@@ -125,9 +125,7 @@ class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
     """How many match the search."""
     total: int
     offset: int
-    traffic: tuple[Figures, ...] = ()
-    """Of each of the ports; empty before the first sample."""
-    totals: Mapping[str, Figures] = {}
+    totals: Mapping[str, Traffic] = {}
     """Of all service ports, by IP family."""
     notes: tuple[str, ...] = ()
     """What the figures do not hold."""
@@ -185,9 +183,9 @@ def build_page(
     total = sum(len(family.states) for family in view.families)
     if samples.is_empty:
         return ServicePage(ports, len(found), total, offset, notes=samples.notes)
-    figures = tuple(samples.find(port.identity) for port in ports)
+    ports = tuple(msgspec.structs.replace(port, traffic=samples.find(port.identity)) for port in ports)
     totals = {family.family.value: samples.find_total(family.family) for family in view.families}
-    return ServicePage(ports, len(found), total, offset, figures, totals, samples.notes)
+    return ServicePage(ports, len(found), total, offset, totals, samples.notes)
 
 
 def count_states(view: View) -> dict[str, int]:

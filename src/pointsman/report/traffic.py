@@ -149,6 +149,7 @@ class Tally:
                 self._add_counts(owners.get(family, {}), counts, earlier)
             elif family in before.flows:
                 self._add_new(flows, before.flows[family])
+        self.has_bytes = any(self.bytes.values())
 
     def list_endpoints(self) -> dict[Identity, set[str]]:
         """Return the endpoints with any figure, by service port."""
@@ -205,20 +206,36 @@ def _measure_port(port: ServicePortReport, tally: Tally, seen: AbstractSet[str])
     endpoints = (*port.endpoints, *gone)
     new = {endpoint.address: tally.new[key, endpoint.address] for endpoint in endpoints}
     opened = {endpoint.address: tally.open[key, endpoint.address] for endpoint in endpoints}
-    counted, by_count = tally.counted.get(port.family, False), any(new.values())
-    shared = new if by_count else opened
-    total = sum(shared.values())
-    per_endpoint = by_count or not counted
-
-    def measure(address: str) -> Traffic:
-        rate = new[address] / tally.seconds if per_endpoint else None
-        return Traffic(opened[address], rate, counted, shared[address] / total if total else 0.0)
-
+    counted = tally.counted.get(port.family, False)
+    per_endpoint = any(new.values()) or not counted
+    shares = add_shares(
+        {
+            address: Traffic(opened[address], new[address] / tally.seconds if per_endpoint else None, counted)
+            for address in opened
+        }
+    )
     return msgspec.structs.replace(
         port,
-        traffic=Traffic(tally.open[key, ""], tally.new[key, ""] / tally.seconds, counted),
-        endpoints=tuple(msgspec.structs.replace(one, traffic=measure(one.address)) for one in endpoints),
+        traffic=Traffic(
+            tally.open[key, ""],
+            tally.new[key, ""] / tally.seconds,
+            counted,
+            bytes_per_second=tally.bytes[key] / tally.seconds if tally.has_bytes else None,
+        ),
+        endpoints=tuple(msgspec.structs.replace(one, traffic=shares[one.address]) for one in endpoints),
     )
+
+
+def add_shares(measured: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    """Return the traffic of the endpoints of a service port, by address, with the share of each."""
+    weights = {address: one.connections_per_second or 0.0 for address, one in measured.items()}
+    if not any(weights.values()):
+        weights = {address: float(one.open) for address, one in measured.items()}
+    total = sum(weights.values()) or 1.0
+    return {
+        address: msgspec.structs.replace(one, share=weights[address] / total)
+        for address, one in measured.items()
+    }
 
 
 def merge_traffic(reports: Mapping[str, TrafficReport]) -> TrafficReport:
@@ -244,17 +261,12 @@ def _merge_ports(ports: Sequence[ServicePortReport]) -> ServicePortReport:
     for port in ports:
         for endpoint in port.endpoints:
             by_address.setdefault(endpoint.address, []).append(endpoint)
-    sums = {address: _sum_traffic([one.traffic for one in same]) for address, same in by_address.items()}
-    weights = {address: one.connections_per_second or 0.0 for address, one in sums.items()}
-    if not any(weights.values()):
-        weights = {address: float(one.open) for address, one in sums.items()}
-    total = sum(weights.values())
+    sums = add_shares(
+        {address: _sum_traffic([one.traffic for one in same]) for address, same in by_address.items()}
+    )
     endpoints = tuple(
         msgspec.structs.replace(
-            same[0],
-            used=any(one.used for one in same),
-            local=False,
-            traffic=msgspec.structs.replace(sums[address], share=weights[address] / total if total else 0.0),
+            same[0], used=any(one.used for one in same), local=False, traffic=sums[address]
         )
         for address, same in by_address.items()
     )
@@ -269,10 +281,12 @@ def _merge_ports(ports: Sequence[ServicePortReport]) -> ServicePortReport:
 def _sum_traffic(measured: Iterable[Traffic | None]) -> Traffic:
     known = [one for one in measured if one is not None]
     rates = [one.connections_per_second for one in known if one.connections_per_second is not None]
+    sizes = [one.bytes_per_second for one in known if one.bytes_per_second is not None]
     return Traffic(
         open=sum(one.open for one in known),
         connections_per_second=sum(rates) if rates else None,
         counted=all(one.counted for one in known),
+        bytes_per_second=sum(sizes) if sizes else None,
     )
 
 

@@ -7,10 +7,10 @@ from tests import factory
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Count
-from pointsman.explain.service_port import Identity
+from pointsman.explain.service_port import Identity, Traffic
 from pointsman.kernel.flow_count import FlowCount
 from pointsman.model.addresses import Family
-from pointsman.report.samples import MAX_SAMPLES, MAX_SERIES, Figures, PlanPlaces, TrafficSamples
+from pointsman.report.samples import MAX_SAMPLES, MAX_SERIES, PlanPlaces, TrafficSamples
 from pointsman.report.traffic import Reading
 
 TCP = 6
@@ -47,7 +47,7 @@ def test_figures_are_those_between_two_readings() -> None:
     samples.add(PLACES, reading(0, 100, size=1000), reading(5, 130, opened=7, size=6000), COUNTING)
     web = samples.find(WEB)
     assert (web.connections_per_second, web.open, web.bytes_per_second, web.rates) == (6.0, 7, 1000, (6.0,))
-    assert samples.find_total(Family.IPV4) == Figures(6.0, 7, 1000, (6.0,))
+    assert samples.find_total(Family.IPV4) == Traffic(7, 6.0, True, 0.0, 1000, (6.0,))
     (endpoints,) = samples.find_service("default/web").endpoints.values()
     assert {place: (one.connections_per_second, one.open) for place, one in endpoints.items()} == {
         ONE: (6.0, 7)

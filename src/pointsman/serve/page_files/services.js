@@ -23,20 +23,21 @@ const breakLines = (values) => values.flatMap((value, index) => (index ? [make("
 const keyOf = (row) => [row.service, row.port, row.protocol, row.family].join("|");
 const tail = (figures) => [count(figures.open, "open").replace(/s$/, ""), figures.bytesPerSecond === null ? "" : size(figures.bytesPerSecond) + "/s"].filter(Boolean).join(" · ");
 
-function serviceCells(row, figures, changed) {
+function serviceCells(row, changed) {
+  const figures = row.traffic;
   const places = row.frontends.map((frontend) => make("span", {}, make("span", { class: "faint" }, frontend.kind + " "), make("code", {}, frontend.address)));
   const extras = [[...new Set(row.frontends.map((frontend) => frontend.policy))].join("/"), row.affinitySeconds ? "sticky" : "", row.topology, row.scheduler,
     row.resetsGone ? "reset-gone" : ""].filter((text) => text && text !== "Cluster").join(", ");
   return [
     make("td", { class: "address" }, ...breakLines(places), extras ? make("div", { class: "faint" }, extras) : null),
-    figures ? make("td", { class: "traffic" }, make("span", { class: "line" }, spark(figures.rates), make("span", { class: "figure" }, rate(figures.connectionsPerSecond))),
+    figures ? make("td", { class: "traffic" }, make("span", { class: "line" }, spark(figures.rates), make("span", { class: "figure" }, (figures.counted ? "" : "≥ ") + rate(figures.connectionsPerSecond))),
       make("div", { class: "faint" }, tail(figures))) : make("td", { class: "traffic faint" }, "–"),
     make("td", { class: "endpoints" }, `${row.usable} of ${row.total}`, make("div", { class: "faint" }, row.local + " here")),
     make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), changed ? make("div", { class: "faint" }, "since " + clock(changed.at)) : null, ...row.findings.map((finding) => make("div", { class: "faint" }, finding.message))),
   ];
 }
-function serviceLine(row, figures) {
-  const key = keyOf(row), changed = row.state === "healthy" ? null : findStateChange(row), signature = JSON.stringify([row, figures, changed]);
+function serviceLine(row) {
+  const key = keyOf(row), changed = row.state === "healthy" ? null : findStateChange(row), signature = JSON.stringify([row, changed]);
   let line = lines.get(key);
   if (!line) {
     const button = make("button", { type: "button", class: "open", "aria-expanded": "false" }, row.service + (row.port ? ":" + row.port : ""));
@@ -47,7 +48,7 @@ function serviceLine(row, figures) {
   }
   if (line.signature !== signature) {
     while (line.element.children.length > 1) line.element.lastElementChild.remove();
-    line.element.append(...serviceCells(row, figures, changed));
+    line.element.append(...serviceCells(row, changed));
     line.signature = signature;
   }
   line.row = row;
@@ -101,11 +102,9 @@ function endpointTable(row, endpoints, figures) {
   const all = [...endpoints, ...gone];
   if (!all.length) return make("p", { class: "empty" }, "No endpoint");
   const number = (endpoint, name) => (figures[endpoint.address] || {})[name] || 0;
-  const measure = all.some((endpoint) => number(endpoint, "connectionsPerSecond")) ? "connectionsPerSecond" : "open";
-  const total = all.reduce((sum, endpoint) => sum + number(endpoint, measure), 0);
   const heads = ["Endpoint", "Pod, node", "Used for policy", "Connections/s", "Open", "Share"];
   const rows = all.slice(0, MAX_ENDPOINTS).map((endpoint) => {
-    const share = total ? number(endpoint, measure) / total : 0;
+    const share = number(endpoint, "share");
     const uses = endpoint.gone ? "removed, still has connections" : endpoint.uses.map((use) => `${use.policy}: ${use.used ? "in" : "out"}, ${use.message}`).join("; ");
     const cells = [make("code", {}, endpoint.address), [endpoint.pod, endpoint.node].filter(Boolean).join(", ") || "–", uses,
       make("span", { class: "line" }, spark((figures[endpoint.address] || { rates: [] }).rates), make("span", { class: "figure" }, rate(number(endpoint, "connectionsPerSecond")))),
@@ -122,7 +121,7 @@ async function showServices() {
     place(byId("services"), [make("tr", {}, make("td", { colspan: COLUMNS.length }, String(error.message)))]);
     return {};
   }
-  const shownLines = page.ports.map((row, index) => serviceLine(row, page.traffic[index]));
+  const shownLines = page.ports.map(serviceLine);
   if (fresh && byId("search").value && new Set(page.ports.map((row) => row.service)).size === 1) page.ports.slice(0, MAX_OPENED).forEach((row) => open.add(keyOf(row)));
   fresh = false;
   await Promise.all(shownLines.filter((line) => open.has(keyOf(line.row))).map(showDetail));
