@@ -11,6 +11,7 @@ import pytest
 from tests.factory import endpoint, plan, service_port
 from tests.unit.backends.iptables.test_iptables_backend import IptablesHarness
 from tests.unit.backends.ipvs.test_ipvs_backend import IpvsHarness
+from tests.unit.backends.nftables.test_nft_faults import NftablesHarness
 
 from pointsman.backends.contract import SyncReport
 from pointsman.errors import Rejected
@@ -31,8 +32,10 @@ class Harness(Protocol):
         """Everything that the kernel holds."""
 
 
-@pytest.fixture(params=["iptables", "ipvs"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+@pytest.fixture(params=["nftables", "iptables", "ipvs"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    if request.param == "nftables":
+        return NftablesHarness(monkeypatch)
     return IptablesHarness(tmp_path) if request.param == "iptables" else IpvsHarness()
 
 
