@@ -28,7 +28,7 @@ from bench.objects import encode_service, encode_slice
 
 from pointsman.backends.contract import Backend
 from pointsman.backends.iptables.apply import IptablesBackend
-from pointsman.backends.netfilter.runners import nft_ruleset
+from pointsman.backends.netfilter.runners import find_nft_ruleset
 from pointsman.kernel.command import CommandResult, SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -91,7 +91,9 @@ class MeasuredProxy:
 
     def build_backend(self) -> Backend:
         runner = Iptables(Family.IPV4, self.commands, variant=self.variant)
-        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=nft_ruleset(runner))
+        return IptablesBackend(
+            Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=find_nft_ruleset(runner)
+        )
 
     def replace_slice(self, index: int, generation: int) -> None:
         data = encode_slice(index, self.endpoints, generation)
@@ -102,7 +104,7 @@ class MeasuredProxy:
 
     def look(self) -> Sample:
         """What `SecondLook` has done every few minutes."""
-        comparison = self.reconciler.comparison(self.reconciler.snapshot(), CONTEXT)
+        comparison = self.reconciler.prepare_comparison(self.reconciler.snapshot(), CONTEXT)
 
         def differences() -> None:
             found = comparison.differences()

@@ -52,7 +52,7 @@ class Proxy(MeasuredProxy):
     def drift_check(self) -> float:
         """Return the seconds of one check that finds nothing."""
         started = time.perf_counter()
-        drift = self.reconciler.backend.drift()
+        drift = self.reconciler.backend.find_drift()
         assert drift is None, drift
         return time.perf_counter() - started
 

@@ -156,7 +156,7 @@ def measure_drift(services: int, endpoints: int, external_commits: int = 40) -> 
 
     def check() -> float:
         before = time.process_time()
-        found = cluster.backend.drift()
+        found = cluster.backend.find_drift()
         assert found is None, found
         return (time.process_time() - before) * 1000
 
@@ -167,8 +167,8 @@ def measure_drift(services: int, endpoints: int, external_commits: int = 40) -> 
         after_commits.append(check())
     resident = read_memory_mib()
     taken = cluster.reconciler.snapshot()
-    prepared = measure_time(lambda: cluster.reconciler.comparison(taken, CONTEXT, None))
-    comparison = cluster.reconciler.comparison(taken, CONTEXT, None)
+    prepared = measure_time(lambda: cluster.reconciler.prepare_comparison(taken, CONTEXT, None))
+    comparison = cluster.reconciler.prepare_comparison(taken, CONTEXT, None)
     Path("/proc/self/clear_refs").write_text("5")
     compared = measure_time(comparison.differences)
     peak = read_memory_mib(what="VmHWM")

@@ -56,13 +56,15 @@ class RecordingBackend(Backend):
     def maintain(self) -> None:
         self.maintained += 1
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         found = self.drifts.pop(0) if self.drifts else None
         if isinstance(found, Exception):
             raise found
         return found
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         """Compare with what was programmed, once `reading` returns."""
         plans = plans_to_compare(request.plans, only, self.refuse)
 

@@ -32,7 +32,8 @@ def test_a_failed_sync_changes_nothing() -> None:
         backend.sync(SyncRequest(context(), BOTH, {API.name: API}))
     assert backend.programmed == {WEB.name: WEB}
     assert [
-        difference.owner for difference in backend.comparison(SyncRequest(context(), BOTH, {})).differences()
+        difference.owner
+        for difference in backend.prepare_comparison(SyncRequest(context(), BOTH, {})).differences()
     ] == [API.name]
 
 

@@ -71,10 +71,12 @@ class ToyBackend(Backend):
             conditions=(Condition.false("Toy", "OnlyAToy", "a toy is only a toy"),),
         )
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         return None if held(self.family).exists() else Difference("the toy kernel", PRESENT)
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         _ = only
         want = set(wanted(request).splitlines())
 

@@ -85,6 +85,6 @@ def test_kernel_holds_what_was_recorded(node: Namespace, name: str, variant: str
             assert not outcome.report.rejected
             assert outcome.report.full is (way == "full" or contexts.get(family) != outcome.context)
             reconciler = replay.reconcilers[family]
-            comparison = reconciler.comparison(reconciler.snapshot(), outcome.context)
+            comparison = reconciler.prepare_comparison(reconciler.snapshot(), outcome.context)
             assert comparison.differences() == []
             contexts[family] = outcome.context

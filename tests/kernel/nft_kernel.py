@@ -79,10 +79,10 @@ def part(
 def find_drift(backend: NftablesBackend, request: SyncRequest) -> Difference | None:
     """What the drift check finds, or else the comparison that it asks for after an external change."""
     before = backend.external_changes
-    found = backend.drift()
+    found = backend.find_drift()
     if found is not None or backend.external_changes == before:
         return found
-    return next(iter(backend.comparison(request).differences()), None)
+    return next(iter(backend.prepare_comparison(request).differences()), None)
 
 
 def wired_namespace(*commands: str) -> Namespace:

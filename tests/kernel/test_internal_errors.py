@@ -100,7 +100,7 @@ def test_a_full_sync_after_an_internal_error_anywhere_is_right(
             with contextlib.suppress(InternalError):
                 advance(2 + 2 * point, CountedCalls(1 + point * calls.count // POINTS))
             assert backend.sync(request({}, plans, full=True)).rejected == {}
-            assert backend.comparison(request({}, plans, full=True)).differences() == []
+            assert backend.prepare_comparison(request({}, plans, full=True)).differences() == []
             old, plans = plans, generation(3 + 2 * point)
             backend.sync(request(old, plans, full=False))
-            assert backend.comparison(request({}, plans, full=True)).differences() == []
+            assert backend.prepare_comparison(request({}, plans, full=True)).differences() == []

@@ -19,7 +19,7 @@ from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.netfilter.names import MANGLE, NAT
-from pointsman.backends.netfilter.runners import nft_ruleset
+from pointsman.backends.netfilter.runners import find_nft_ruleset
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import CommandResult, SystemCommands
@@ -57,7 +57,7 @@ class Host:
             runner=self.runner,
             sysctls=self.sysctls,
             ensure_counter=ensure_counter,
-            ruleset=nft_ruleset(self.runner),
+            ruleset=find_nft_ruleset(self.runner),
         )
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
@@ -77,7 +77,9 @@ class Host:
         return self.backend.sync(SyncRequest(context(), self.plans, {one.name: one for one in plans}, full))
 
     def differences(self) -> list[object]:
-        return list(self.backend.comparison(SyncRequest(context(), self.plans, {}, True)).differences())
+        return list(
+            self.backend.prepare_comparison(SyncRequest(context(), self.plans, {}, True)).differences()
+        )
 
     def iptables(self, *arguments: str) -> None:
         """What somebody else on the host does."""
@@ -205,7 +207,7 @@ def test_a_held_lock_delays_and_names_its_holder(host: Host) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(Busy, match=r"is held by .*\(pid \d+\)"):
             host.sync(db("10.244.1.9"))
-        assert host.backend.drift() is None
+        assert host.backend.find_drift() is None
         with pytest.raises(Busy):
             host.runner.has_chain(MANGLE, "KUBE-PROXY-CANARY")
     assert host.sync().full
@@ -220,8 +222,8 @@ def test_no_flush_is_reported_while_the_lock_is_held(host: Host) -> None:
     with host.lock_file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(Busy):
-            host.backend.drift()
-    assert host.backend.drift() is None
+            host.backend.find_drift()
+    assert host.backend.find_drift() is None
 
 
 @pytest.mark.parametrize("operations", [("-F", "-X"), ("-F",)])
@@ -230,17 +232,17 @@ def test_a_flush_by_others_is_noticed_and_repaired(
     host: Host, tables: tuple[str, ...], operations: tuple[str, ...]
 ) -> None:
     host.sync(web("10.244.1.1"), db("10.244.1.9"))
-    assert host.backend.drift() is None
+    assert host.backend.find_drift() is None
     before = host.saved()
     for operation in operations:
         for table in tables:
             host.iptables("-t", table, operation)
     assert host.differences()
-    report = host.backend.drift()
+    report = host.backend.find_drift()
     assert report is not None
     assert tables[0] in report.what
     host.sync(full=True)
-    assert host.backend.drift() is None
+    assert host.backend.find_drift() is None
     assert host.differences() == []
     assert compare_iptables.differences(before, host.saved()) == []
 
@@ -264,7 +266,7 @@ def test_what_no_canary_tells_is_found_by_comparing_and_repaired(host: Host, dam
     before = host.saved()
     assert host.differences() == []
     host.iptables(*DAMAGE[damage])
-    assert host.backend.drift() is None
+    assert host.backend.find_drift() is None
     assert host.differences()
     host.sync(full=True)
     assert host.differences() == []
@@ -277,13 +279,13 @@ def test_a_table_that_others_put_to_sleep_is_noticed_shown_and_woken(host: Host,
     if host.variant != "nft":
         pytest.skip("tables of legacy iptables cannot sleep")
     host.sync(web("10.244.1.1"), db("10.244.1.9"))
-    assert host.backend.drift() is None
+    assert host.backend.find_drift() is None
     subprocess.run(["nft", "add", "table", "ip", table, "{ flags dormant ; }"], check=True)
-    found = host.backend.drift()
+    found = host.backend.find_drift()
     assert str(found) == f"table ip {table}: changed (dormant instead of active)"
     assert host.differences() == [Difference(f"table ip {table}", "active", "dormant")]
     assert host.sync(full=True).corrected == [found]
-    assert (host.backend.drift(), host.differences()) == (None, [])
+    assert (host.backend.find_drift(), host.differences()) == (None, [])
     listed = subprocess.run(["nft", "list", "table", "ip", table], capture_output=True, text=True, check=True)
     assert "dormant" not in listed.stdout
 

@@ -41,11 +41,11 @@ def test_a_counter_is_made_once_read_and_deleted() -> None:
     nfacct.ensure("here")
     nfacct.ensure("here")
     assert nfacct.read_packets("here") == 0
-    assert nfacct.exists("here")
+    assert nfacct.has_counter("here")
     assert nfacct.delete("here")
     assert not nfacct.delete("here")
     assert nfacct.read_packets("here") is None
-    assert not nfacct.exists("here")
+    assert not nfacct.has_counter("here")
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])

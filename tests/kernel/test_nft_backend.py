@@ -134,7 +134,7 @@ def test_kube_proxys_table_is_taken_over_in_one_transaction(
     assert socket.read_generation() == before + 1
     socket.close()
     assert [found.what for found in report.corrected] == ["table ip kube-proxy"]
-    assert backend.comparison(everything(NODE, some_plans())).differences() == []
+    assert backend.prepare_comparison(everything(NODE, some_plans())).differences() == []
 
 
 def test_a_damaged_table_of_ours_is_replaced(namespace: Namespace, backend: NftablesBackend) -> None:
@@ -143,7 +143,7 @@ def test_a_damaged_table_of_ours_is_replaced(namespace: Namespace, backend: Nfta
     namespace.run(["nft", "delete", "map", "ip", "kube-proxy", "local-endpoints"])
     restarted = NftablesBackend(Family.IPV4)
     restarted.sync(everything(NODE, some_plans()))
-    assert restarted.comparison(everything(NODE, some_plans())).differences() == []
+    assert restarted.prepare_comparison(everything(NODE, some_plans())).differences() == []
     restarted.close()
 
 
@@ -162,25 +162,25 @@ def test_foreign_changes_are_noticed_and_repaired(
 ) -> None:
     request = everything(NODE, some_plans())
     backend.sync(request)
-    assert backend.drift() is None
+    assert backend.find_drift() is None
     namespace.run(["nft", *damage.split()])
-    noticed = backend.drift()
+    noticed = backend.find_drift()
     assert noticed is not None
     assert words in str(noticed)
-    assert backend.comparison(request).differences() != []
+    assert backend.prepare_comparison(request).differences() != []
     backend.sync(request)
-    assert backend.drift() is None
-    assert backend.comparison(request).differences() == []
+    assert backend.find_drift() is None
+    assert backend.prepare_comparison(request).differences() == []
 
 
 def test_changes_in_other_tables_are_not_drift(namespace: Namespace, backend: NftablesBackend) -> None:
     backend.sync(everything(NODE, some_plans()))
     namespace.run(["nft", "add", "table", "ip", "other"])
-    assert backend.drift() is None
+    assert backend.find_drift() is None
     other = NftablesBackend(Family.IPV6)
     other.sync(everything(context(Family.IPV6), {}))
     other.close()
-    assert backend.drift() is None
+    assert backend.find_drift() is None
 
 
 def test_a_foreign_change_between_two_commits_of_ours_is_still_noticed(
@@ -192,7 +192,7 @@ def test_a_foreign_change_between_two_commits_of_ours_is_still_noticed(
     name = next(iter(plans))
     smaller = {**plans, name: plan(plans[name].port, endpoint("10.244.0.1"), node_context=NODE)}
     backend.sync(part(NODE, smaller, name))
-    assert "masquerading" in str(backend.drift())
+    assert "masquerading" in str(backend.find_drift())
 
 
 def test_an_incremental_sync_over_a_vanished_table_loads_everything(
@@ -206,7 +206,7 @@ def test_an_incremental_sync_over_a_vanished_table_loads_everything(
     report = backend.sync(part(NODE, plans, name))
     assert report.full
     assert report.drift == Difference("table ip kube-proxy", PRESENT)
-    assert backend.comparison(everything(NODE, plans)).differences() == []
+    assert backend.prepare_comparison(everything(NODE, plans)).differences() == []
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -288,7 +288,9 @@ def test_verify_names_the_service_behind_a_difference(namespace: Namespace, back
         ["nft", "delete", "element", "ip", "kube-proxy", "endpoints", "{ 10.96.0.2 . tcp . 80 . 1 }"]
     )
     namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 10.96.77.77 }"])
-    missing, extra = sorted(backend.comparison(request).differences(), key=lambda d: d.want, reverse=True)
+    missing, extra = sorted(
+        backend.prepare_comparison(request).differences(), key=lambda d: d.want, reverse=True
+    )
     assert (missing.what, missing.want, missing.have) == (
         "map endpoints 10.96.0.2 . tcp . 80 . 1",
         "10.244.1.2 . 8080",
@@ -306,11 +308,13 @@ def test_verify_names_a_service_in_full_where_the_comment_is_cut(
     request = everything(NODE, {made.name: made})
     backend.sync(request)
     namespace.run(["nft", "flush", "map", "ip", "kube-proxy", "endpoints"])
-    assert {difference.owner for difference in backend.comparison(request).differences()} == {made.name}
+    assert {difference.owner for difference in backend.prepare_comparison(request).differences()} == {
+        made.name
+    }
 
 
 def test_verify_without_a_table_says_so(namespace: Namespace, backend: NftablesBackend) -> None:
-    (difference,) = backend.comparison(everything(NODE, some_plans())).differences()
+    (difference,) = backend.prepare_comparison(everything(NODE, some_plans())).differences()
     assert difference.what == "table ip kube-proxy"
     assert difference.have == ""
 

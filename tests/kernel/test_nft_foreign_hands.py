@@ -63,8 +63,8 @@ def some_plans(count: int = 5) -> Plans:
 
 
 def assert_all_served(backend: NftablesBackend, request: SyncRequest) -> None:
-    assert backend.comparison(request).differences() == []
-    assert backend.drift() is None
+    assert backend.prepare_comparison(request).differences() == []
+    assert backend.find_drift() is None
 
 
 # --- tables of another shape --------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ def test_a_changed_timeout_is_noticed_shown_and_repaired(
         )
         + "\n",
     )
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
-    assert any("udp-timeout-5" in one.what for one in backend.comparison(request).differences())
+    assert any("udp-timeout-5" in one.what for one in backend.prepare_comparison(request).differences())
     backend.sync(request)
     assert_all_served(backend, request)
     assert listing(namespace) == whole
@@ -209,7 +209,7 @@ def test_a_timeout_of_no_service_goes_with_the_next_full_sync(
 ) -> None:
     backend.sync(everything(NODE, plans_with_timeouts(7)))
     namespace.run(["nft", f"add {LONGER}"])
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
     assert found.what == "ct timeout udp-timeout-5"
     request = everything(NODE, plans_with_timeouts(9))
@@ -271,12 +271,12 @@ def test_damage_of_the_same_size_is_noticed_shown_and_repaired(
     request = everything(NODE, some_plans())
     backend.sync(request)
     whole = listing(namespace)
-    assert backend.drift() is None
+    assert backend.find_drift() is None
     namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
     assert what in found.what
-    assert any(what in difference.what for difference in backend.comparison(request).differences())
+    assert any(what in difference.what for difference in backend.prepare_comparison(request).differences())
     backend.sync(request)
     assert_all_served(backend, request)
     assert listing(namespace) == whole
@@ -305,10 +305,12 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     socket = NftablesSocket()
     socket.commit([step.message for step in batch])
     socket.close()
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
     assert f"chain lb-{size} rule" in found.what
-    assert any(f"chain lb-{size} rule" in one.what for one in backend.comparison(request).differences())
+    assert any(
+        f"chain lb-{size} rule" in one.what for one in backend.prepare_comparison(request).differences()
+    )
     backend.sync(request)
     assert_all_served(backend, request)
     assert listing(namespace) == whole
@@ -427,7 +429,7 @@ def test_explain_names_damage_as_a_cause(
     request = everything(family.context, family.plans)
     backend.sync(request)
     namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
-    found = backend.comparison(request, only=family.plans).differences()
+    found = backend.prepare_comparison(request, only=family.plans).differences()
     seen = msgspec.structs.replace(family, differences=tuple(found))
     explanation = asked(msgspec.structs.replace(view, families=(seen,)), "web")
     assert "KernelDiffers" in codes(explanation)
@@ -440,14 +442,14 @@ def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(
     request = everything(NODE, plans)
     backend.sync(request)
     for name in plans:
-        assert backend.comparison(request, only=[name]).differences() == []
+        assert backend.prepare_comparison(request, only=[name]).differences() == []
     flushed = ["map service-ips", "map service-nodeports", "map endpoints", "set firewall-allow"]
     commands = [f"flush {kind} ip kube-proxy {name}" for kind, name in map(str.split, flushed)]
     namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
-    everywhere = backend.comparison(request).differences()
+    everywhere = backend.prepare_comparison(request).differences()
     seen = set()
     for name in plans:
-        found = backend.comparison(request, only=[name]).differences()
+        found = backend.prepare_comparison(request, only=[name]).differences()
         own = [difference for difference in everywhere if difference.owner == name]
         assert sorted(map(str, found)) == sorted(map(str, own))
         seen |= {difference.what.split()[1] for difference in own}
@@ -485,7 +487,7 @@ def test_kube_proxy_writing_into_our_table_is_recognised(
     backend.sync(request)
     namespace.run(["nft", "flush", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
     assert found.other_proxy is OtherProxy.KUBE_PROXY
 
@@ -496,7 +498,7 @@ def test_a_table_of_kube_proxy_in_place_of_ours_is_recognised(
     backend.sync(everything(NODE, some_plans()))
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
-    assert backend.drift() == Difference(
+    assert backend.find_drift() == Difference(
         "table ip kube-proxy",
         schema.build_table_comment(counters=False),
         "rules for kube-proxy",
@@ -512,7 +514,7 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     other = NftablesBackend(Family.IPV4, service_metrics=True)
     other.sync(everything(NODE, some_plans()))
     other.close()
-    assert backend.drift() == Difference(
+    assert backend.find_drift() == Difference(
         "table ip kube-proxy",
         schema.build_table_comment(counters=False),
         schema.build_table_comment(counters=True),
@@ -536,7 +538,7 @@ def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
     backend.sync(request)
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], f"table ip kube-proxy {{\n{inside}\n}}\n")
-    assert backend.drift() == Difference(
+    assert backend.find_drift() == Difference(
         "table ip kube-proxy",
         schema.build_table_comment(counters=False),
         "a table without comment",
@@ -572,7 +574,7 @@ def test_a_table_somebody_else_owns_is_reported_as_owned(
     request = everything(NODE, some_plans())
     with pytest.raises(Busy, match="table ip kube-proxy is owned by another process"):
         backend.sync(request)
-    (difference,) = backend.comparison(request).differences()
+    (difference,) = backend.prepare_comparison(request).differences()
     assert "owned by another process" in difference.have
     owner.close()
     backend.sync(request)
@@ -587,7 +589,7 @@ def test_a_set_with_another_key_type_is_a_difference_and_not_an_error(
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.build_table_comment(counters=False))
     namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 80, 443 }"])
-    found = {difference.what: difference for difference in backend.comparison(request).differences()}
+    found = {difference.what: difference for difference in backend.prepare_comparison(request).differences()}
     assert found["set cluster-ips"].have == "another type"
     assert found["map service-ips"].have == "another type"
     assert found["chain services"].have == "type filter hook prerouting priority 0; policy accept"

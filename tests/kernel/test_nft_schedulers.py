@@ -88,7 +88,7 @@ class SchedulerNode:
         made = plan(port, *endpoints, node_context=node)
         with self.namespace.entered():
             self.backend.sync(everything(node, {made.name: made}))
-            assert self.backend.comparison(everything(node, {made.name: made})).differences() == []
+            assert self.backend.prepare_comparison(everything(node, {made.name: made})).differences() == []
         return made
 
     def change(self, port: Any, *endpoints: Endpoint) -> None:
@@ -98,7 +98,7 @@ class SchedulerNode:
         with self.namespace.entered():
             report = self.backend.sync(part(node, {made.name: made}, made.name))
             assert not report.full
-            assert self.backend.comparison(everything(node, {made.name: made})).differences() == []
+            assert self.backend.prepare_comparison(everything(node, {made.name: made})).differences() == []
 
     def send(self, clients: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """One datagram from each client (address and port); by client the number of the server that got it."""
@@ -313,7 +313,7 @@ def test_weights_of_iptables_mode_are_probabilities(
             runner = Iptables(world.family, SystemCommands())
             backend = IptablesBackend(world.family, runner=runner, sysctls=Sysctls())
             backend.sync(everything(node, {made.name: made}))
-            assert backend.comparison(everything(node, {made.name: made})).differences() == []
+            assert backend.prepare_comparison(everything(node, {made.name: made})).differences() == []
             backend.close()
         counts = Counter(apart.send(clients(world.family, 2000)).values())
     assert chi_squared(counts, weights) < CHI_SQUARED[1]
@@ -332,7 +332,7 @@ def test_exchanged_slots_are_drift_and_for_a_hash_also_a_difference_to_another_p
     other = next(number for number, address in enumerate(slots) if address != slots[0])
     with world.namespace.entered():
         world.backend.sync(request)
-        assert world.backend.drift() is None
+        assert world.backend.find_drift() is None
         for verb, slot, data in (
             ("delete", 0, ""),
             ("delete", other, ""),
@@ -343,7 +343,7 @@ def test_exchanged_slots_are_drift_and_for_a_hash_also_a_difference_to_another_p
             order = f"{verb} element {KEYWORD[family]} kube-proxy endpoints {element}\n"
             world.namespace.run(["nft", "-f", "-"], order)
         with contextlib.closing(NftablesBackend(family)) as other_process:
-            assert bool(other_process.comparison(request).differences()) is scheduler.is_hash
+            assert bool(other_process.prepare_comparison(request).differences()) is scheduler.is_hash
         found = find_drift(world.backend, request)
         assert found is not None
         assert found.what.startswith("map endpoints ")
@@ -359,7 +359,7 @@ def test_connections_are_counted_per_endpoint_whatever_the_number_of_its_slots(w
             apart.backend.sync(everything(node, {made.name: made}))
         sent = Counter(apart.send(clients(family, 300)).values())
         with apart.namespace.entered():
-            counted = apart.backend.traffic().endpoint_connections
+            counted = apart.backend.count_traffic().endpoint_connections
     assert {name: number for (_, name), number in counted.items()} == {
         str(one): sent[number] for number, one in enumerate(two, 1)
     }
@@ -374,7 +374,7 @@ def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: Scheduler
         poor = NftablesBackend(world.family, lacks_hash=lambda _socket, _traits: True)
         report = poor.sync(everything(node, {made.name: made}))
         assert [found.reason for found in report.conditions] == ["HashMissing"]
-        assert poor.comparison(everything(node, {made.name: made})).differences() == []
+        assert poor.prepare_comparison(everything(node, {made.name: made})).differences() == []
         poor.close()
     found = [Counter(world.send(clients(world.family, 200)).values()) for _ in range(2)]
     assert all(counts.keys() == {1, 2} for counts in found)

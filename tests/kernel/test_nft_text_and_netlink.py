@@ -39,7 +39,7 @@ def test_text_and_netlink_give_the_same_listing(
         try:
             assert backend.sync(request).rejected == {}
             by_netlink = listing(namespace)
-            assert backend.comparison(request).differences() == []
+            assert backend.prepare_comparison(request).differences() == []
         finally:
             backend.close()
     namespace.run(["nft", "flush", "ruleset"])
@@ -62,13 +62,13 @@ def test_incremental_syncs_and_restarts_leave_what_was_wanted(
                 changed = [n for n in before.keys() | after.keys() if before.get(n) != after.get(n)]
                 report = backend.sync(part(node, after, *changed))
                 assert (report.full, report.rejected) == (False, {})
-                assert backend.comparison(everything(node, after)).differences() == []
-                assert backend.drift() is None
+                assert backend.prepare_comparison(everything(node, after)).differences() == []
+                assert backend.find_drift() is None
             restarted = NftablesBackend(family)
             try:
                 restarted.sync(everything(node, states[-1]))
-                assert restarted.comparison(everything(node, states[-1])).differences() == []
-                assert restarted.drift() is None
+                assert restarted.prepare_comparison(everything(node, states[-1])).differences() == []
+                assert restarted.find_drift() is None
             finally:
                 restarted.close()
         finally:

@@ -125,7 +125,7 @@ def test_connections_are_spread_and_counted(backend: NftablesBackend, family: Fa
     answers = Counter(ask(VIP[family], 80) for _ in range(60))
     answers.update(ask(NODE_IP[family], 30080) for _ in range(30))
     assert set(answers) == set(SERVERS[family])
-    counts = backend.traffic()
+    counts = backend.count_traffic()
     assert counts.connections == {made.name: 90}
     assert sum(counts.endpoint_connections.values()) == 90
     ports = {str(e): address_text(e.address) for e in made.endpoints.cluster}
@@ -137,7 +137,7 @@ def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family
     backend.sync(everything(node(family), {full.name: full}))
     for _ in range(10):
         ask(VIP[family], 80)
-    assert backend.traffic().connections[full.name] == 10
+    assert backend.count_traffic().connections[full.name] == 10
     fewer = web(family, *SERVERS[family][1:])
     backend.sync(part(node(family), {fewer.name: fewer}, fewer.name))
     for _ in range(3):
@@ -145,12 +145,12 @@ def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family
     backend.sync(everything(node(family), {fewer.name: fewer}))
     for _ in range(20):
         ask(VIP[family], 80)
-    assert backend.traffic().connections[full.name] == 33
-    left = backend.traffic().endpoint_connections
+    assert backend.count_traffic().connections[full.name] == 33
+    left = backend.count_traffic().endpoint_connections
     assert {name for _, name in left} == {str(e) for e in fewer.endpoints.cluster}
     assert 23 <= sum(left.values()) <= 33
     backend.sync(part(node(family), {}, full.name))
-    assert backend.traffic().connections == {}
+    assert backend.count_traffic().connections == {}
 
 
 def test_a_client_keeps_its_endpoint_at_every_address_and_through_changes(
@@ -161,7 +161,7 @@ def test_a_client_keeps_its_endpoint_at_every_address_and_through_changes(
     first = ask(VIP[family], 80)
     assert {ask(VIP[family], 80) for _ in range(15)} == {first}
     assert {ask(NODE_IP[family], 30080) for _ in range(5)} == {first}
-    counts = backend.traffic()
+    counts = backend.count_traffic()
     assert counts.connections == {sticky.name: 21}
     assert {
         name.rpartition(":")[0].strip("[]"): n for (_, name), n in counts.endpoint_connections.items() if n

@@ -80,7 +80,7 @@ def test_an_element_of_others_under_the_key_of_a_new_service_costs_no_service(
     assert report.drift is not None
     assert report.drift.change == "changed"
     assert "10.96.0.9 . tcp . 80" in report.drift.what
-    assert backend.comparison(everything(NODE, plans)).differences() == []
+    assert backend.prepare_comparison(everything(NODE, plans)).differences() == []
 
 
 @pytest.mark.usefixtures("uncounted")
@@ -96,7 +96,7 @@ def test_a_slot_that_others_deleted_costs_no_service_when_it_shrinks(
     assert report.rejected == {}
     assert report.drift is not None
     assert report.drift.change == "deleted"
-    assert backend.comparison(everything(NODE, plans)).differences() == []
+    assert backend.prepare_comparison(everything(NODE, plans)).differences() == []
 
 
 def test_a_service_that_a_fresh_table_refused_costs_no_full_load_at_its_next_changes(
@@ -144,17 +144,17 @@ def test_an_element_that_matches_everything_else_is_noticed_shown_and_repaired(
     plans = some_plans()
     request = everything(NODE, plans)
     backend.sync(request)
-    assert backend.drift() is None
+    assert backend.find_drift() is None
     nft(namespace, f"add element ip kube-proxy {element}")
-    found = backend.drift()
+    found = backend.find_drift()
     assert found is not None
     assert (found.what, found.change) == (what, "added")
-    assert [one.what for one in backend.comparison(request).differences()] == [what]
-    one_service = backend.comparison(request, only=[next(iter(plans))])
+    assert [one.what for one in backend.prepare_comparison(request).differences()] == [what]
+    one_service = backend.prepare_comparison(request, only=[next(iter(plans))])
     assert [one.what for one in one_service.differences()] == [what]
     backend.sync(request)
-    assert backend.drift() is None
-    assert backend.comparison(request).differences() == []
+    assert backend.find_drift() is None
+    assert backend.prepare_comparison(request).differences() == []
 
 
 def test_counters_are_read_beside_an_element_that_matches_everything_else(namespace: Namespace) -> None:
@@ -167,7 +167,7 @@ def test_counters_are_read_beside_an_element_that_matches_everything_else(namesp
         nft(namespace, "add element ip kube-proxy endpoints { * : 10.66.6.6 . 666 }")
         assert Counter(read_element_counts(Family.IPV4) or ()) == before
         assert before
-        assert set(backend.traffic().connections) == set(plans)
+        assert set(backend.count_traffic().connections) == set(plans)
 
 
 ADDED = [
@@ -197,4 +197,4 @@ def test_an_added_element_is_found_by_comparing_where_the_kernel_does_not_count(
     backend.sync(request)
     nft(namespace, "delete table ip other")
     assert find_drift(backend, request) is None
-    assert backend.comparison(request).differences() == []
+    assert backend.prepare_comparison(request).differences() == []

@@ -177,26 +177,28 @@ class Backend:
         raise NotImplementedError
 
     def check(self) -> Difference | None:
-        """Do what is due from time to time between syncs: `maintain`, then `drift`. Raises KernelError."""
+        """Do what is due from time to time between syncs: `maintain`, then `find_drift`. Raises KernelError."""
         self.maintain()
-        return self.drift()
+        return self.find_drift()
 
     def maintain(self) -> None:
         """Finish what an earlier sync could only begin, at little cost; raises KernelError."""
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         """Check cheaply for external changes; None when there are none. Raises KernelError when the kernel cannot be read."""
         return None
 
     @property
     def external_changes(self) -> int | None:
-        """Number of external changes that `drift` saw and could not check completely; None where it cannot see them.
+        """Number of external changes that `find_drift` saw and could not check completely; None where it cannot see them.
 
         Each is followed by a comparison; None asks for one every `Mode.compare_seconds`.
         """
         return None
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.
 
         With `only`, of these service ports and of what all share; objects of others are then no difference.
@@ -205,7 +207,7 @@ class Backend:
         _ = request, only
         return Comparison(list)
 
-    def traffic(self) -> Traffic:
+    def count_traffic(self) -> Traffic:
         """Return what service ports carried so far; empty where the mode does not count it."""
         return Traffic()
 

@@ -54,7 +54,7 @@ def _compare(given: argparse.Namespace, flags: Sequence[str]) -> int:
     for family, request in planned.requests.items():
         backend = mode.backend(setup, family, sysctls)
         try:
-            entries = backend.comparison(request).differences()
+            entries = backend.prepare_comparison(request).differences()
         finally:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))

@@ -53,7 +53,7 @@ def read_packets(name: str) -> int | None:
     raise KernelError(f"the kernel's answer about packet counter {name} holds no values")
 
 
-def exists(name: str) -> bool:
+def has_counter(name: str) -> bool:
     """Return whether there is such a counter; False also where the kernel has no nfacct."""
     try:
         return read_packets(name) is not None

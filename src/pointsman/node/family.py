@@ -133,7 +133,7 @@ class FamilyProxy:
                 taken = await self.snapshot()
                 only = await asyncio.to_thread(choose, taken.plans)
                 comparison = await self.run_blocking(
-                    partial(self.loop.reconciler.comparison, taken, context, only)
+                    partial(self.loop.reconciler.prepare_comparison, taken, context, only)
                 )
                 read = partial(self.comparing_cpu.run, comparison.differences)
                 found = await run_in_daemon_thread(read, f"compare-{self.family.value}")

@@ -67,7 +67,7 @@ class ServiceMetrics:
             for family in families:
                 backend = family.backend
                 try:
-                    traffic = await family.run_blocking(backend.traffic)
+                    traffic = await family.run_blocking(backend.count_traffic)
                 except KernelError as error:
                     _log.error("Cannot read service counters", err=error, ipFamily=family.family.value)
                     continue

@@ -209,11 +209,11 @@ class Reconciler:
         unsynced = frozenset((*self._waiting, *self._before))
         return Snapshot(dict(self.plans), unsynced, self._syncs, self._context, self._rejected)
 
-    def comparison(
+    def prepare_comparison(
         self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None
     ) -> Comparison:
         """Return a comparison of the kernel with a snapshot, to be run on another thread; `only` selects service ports."""
-        return self.backend.comparison(SyncRequest(context, taken.plans, changed={}, full=True), only)
+        return self.backend.prepare_comparison(SyncRequest(context, taken.plans, changed={}, full=True), only)
 
     def _absorb(self, changes: Changes, context: NodeContext) -> None:
         dirty = self._not_planned | changes.states.keys()

@@ -6,7 +6,7 @@ import pytest
 from tests.factory import service_port
 
 from pointsman.backends.contract import Difference
-from pointsman.backends.netfilter.rule_text import Jump, parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import Jump, parse_chains, split_rules
 from pointsman.backends.netfilter.runners import diff_jumps, diff_rules
 
 OWNER = service_port().name
@@ -36,13 +36,13 @@ def test_a_line_break_in_a_comment_of_another_program_hides_no_other_rule() -> N
     chains = parse_chains(
         saved(":A - [0:0]", ":B - [0:0]", '-A A -m comment --comment "one', 'two" -j DROP', "-A B -j RETURN")
     )
-    assert rules_in(chains["A"]) == ['-A A -m comment --comment "one', 'two" -j DROP']
-    assert rules_in(chains["B"]) == ["-A B -j RETURN"]
+    assert split_rules(chains["A"]) == ['-A A -m comment --comment "one', 'two" -j DROP']
+    assert split_rules(chains["B"]) == ["-A B -j RETURN"]
 
 
 def test_characters_that_python_takes_for_line_breaks_do_not_split_a_rule() -> None:
     rule = '-A A -m comment --comment "form\x0cfeed and \u2028" -j DROP'
-    assert rules_in(parse_chains(saved(":A - [0:0]", rule))["A"]) == [rule]
+    assert split_rules(parse_chains(saved(":A - [0:0]", rule))["A"]) == [rule]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_within_the_limit_nothing_is_folded() -> None:
 
 
 def test_modes_without_counters_have_no_reading() -> None:
-    assert not any(build_reading(RecordingBackend().traffic(), Family.IPV4).values())
+    assert not any(build_reading(RecordingBackend().count_traffic(), Family.IPV4).values())
 
 
 async def test_the_last_reading_is_served_with_its_labels() -> None:

@@ -206,7 +206,7 @@ def test_a_snapshot_stays_as_it_was_taken(reconciler: Reconciler, backend: Recor
     reconciler.sync(Changes({WEB.name: None}), context(), full=True)
     assert set(taken.plans) == {WEB.name}
     assert reconciler.snapshot().syncs != taken.syncs
-    found = reconciler.comparison(taken, context()).differences()
+    found = reconciler.prepare_comparison(taken, context()).differences()
     assert [difference.what for difference in found] == ["default/web:http"]
 
 
@@ -256,9 +256,9 @@ def test_a_comparison_names_what_is_missing_among_what_it_is_about(
 ) -> None:
     reconciler.sync(changes(WEB, API), context())
     taken = reconciler.snapshot()
-    assert reconciler.comparison(taken, context()).differences() == []
+    assert reconciler.prepare_comparison(taken, context()).differences() == []
     backend.programmed.clear()
-    found = reconciler.comparison(taken, context(), [WEB.name]).differences()
+    found = reconciler.prepare_comparison(taken, context(), [WEB.name]).differences()
     assert [difference.what for difference in found] == [str(WEB.name)]
 
 

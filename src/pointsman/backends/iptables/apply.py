@@ -78,7 +78,7 @@ class IptablesBackend(Backend):
         sysctls: Sysctls,
         localhost_node_ports: bool = True,
         ensure_counter: Callable[[str], None] = nfacct.ensure,
-        has_counter: Callable[[str], bool] = nfacct.exists,
+        has_counter: Callable[[str], bool] = nfacct.has_counter,
         ruleset: NftRuleset | None = None,
     ) -> None:
         self.family = family
@@ -109,7 +109,7 @@ class IptablesBackend(Backend):
         self._is_unknown = False
         return report
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         if self._is_unknown:
             return None
         with contextlib.suppress(KernelError):
@@ -117,7 +117,9 @@ class IptablesBackend(Backend):
                 return found
         return check_canaries(self._runner)
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         settings, committed = self._settings, Committed(self._committed.fragments)
         if settings is None or settings.context != request.context:
             settings, committed = self._build_settings(request, self._has_counter), Committed()

@@ -30,7 +30,13 @@ from pointsman.backends.iptables.isolate import remove_leftovers
 from pointsman.backends.iptables.static import Settings
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.rule_text import Chains, Jump, canonical_rules, canonicalize, parse_chains
+from pointsman.backends.netfilter.rule_text import (
+    Chains,
+    Jump,
+    canonicalize,
+    canonicalize_rules,
+    parse_chains,
+)
 from pointsman.backends.netfilter.runners import describe_unreadable, diff_dormant, diff_jumps, diff_rules
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
@@ -126,7 +132,7 @@ def _holds_shared(settings: Settings, fragments: Fragments, chain: SharedChain, 
 
 def _holds_frame(settings: Settings, table: str, chains: Chains) -> bool:
     return all(
-        chain in chains and canonical_rules(chains[chain]) == rules
+        chain in chains and canonicalize_rules(chains[chain]) == rules
         for chain, rules in _build_frame(settings, table).items()
     )
 
@@ -181,7 +187,7 @@ def _diff_frame(settings: Settings, table: str, chains: Chains) -> Iterator[Diff
         if chain not in chains:
             yield Difference(f"{table} {chain}", "the chain")
             continue
-        have = canonical_rules(chains[chain])
+        have = canonicalize_rules(chains[chain])
         if chain == names.KUBELET_FIREWALL:
             have = [rule for rule in have if rule in want]
         yield from diff_rules(f"{table} {chain}", want, have)
@@ -193,18 +199,18 @@ def _diff_shared(
     owners = {
         rule: name
         for name, fragment in fragments.items()
-        for rule in canonical_rules(fragment.get_lines(chain))
+        for rule in canonicalize_rules(fragment.get_lines(chain))
     }
     last = [canonicalize(rule) for rule in _build_last_rules(settings, chain)]
     want = [
-        *(rule for fragment in fragments.values() for rule in canonical_rules(fragment.get_lines(chain))),
+        *(rule for fragment in fragments.values() for rule in canonicalize_rules(fragment.get_lines(chain))),
         *last,
     ]
     what = f"{chain.table} {chain.chain}"
     if chain.chain not in tables[chain.table]:
         yield Difference(what, "the chain", "", next(iter(owners.values()), None))
         return
-    have = canonical_rules(tables[chain.table][chain.chain])
+    have = canonicalize_rules(tables[chain.table][chain.chain])
     if not complete:
         have = [rule for rule in have if rule in owners or rule in last]
     ends_right = list(itertools.takewhile(last.__contains__, reversed(have))) == last[::-1]
@@ -213,14 +219,14 @@ def _diff_shared(
 
 def _diff_own_chains(name: ServicePortName, fragment: Fragment, chains: Chains) -> Iterator[Difference]:
     want: dict[str, list[str]] = {chain: [] for chain in fragment.chains}
-    for rule in canonical_rules(fragment.rules):
+    for rule in canonicalize_rules(fragment.rules):
         want[rule.split(" ", 2)[1]].append(rule)
     for chain, rules in want.items():
         if chain not in chains:
             yield Difference(f"{NAT} {chain}", "the chain", "", name)
         else:
             owners = dict.fromkeys(rules, name)
-            yield from diff_rules(f"{NAT} {chain}", rules, canonical_rules(chains[chain]), owners)
+            yield from diff_rules(f"{NAT} {chain}", rules, canonicalize_rules(chains[chain]), owners)
 
 
 class LastMatch:

@@ -19,7 +19,7 @@ from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
-from pointsman.backends.netfilter.rule_text import canonicalize, deletion_text, parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import canonicalize, format_deletion, parse_chains, split_rules
 from pointsman.backends.netfilter.runners import read_text_to_clean
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import nfacct
@@ -49,7 +49,7 @@ def cleanup(
         return
     for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
         with contextlib.suppress(KernelError):
-            if nfacct.exists(name) if cleaning.dry_run else delete_counter(name):
+            if nfacct.has_counter(name) if cleaning.dry_run else delete_counter(name):
                 yield CleanupItem("packet counter", name)
 
 
@@ -60,7 +60,7 @@ def _clean_family(runner: Iptables, cleaning: CleanupContext) -> Iterator[Cleanu
         try:
             unwanted = partial(_is_ours, table, keep.get(table, ()))
             text = read_text_to_clean(runner, table, unwanted)
-            held[table] = {chain: rules_in(block) for chain, block in parse_chains(text).items()}
+            held[table] = {chain: split_rules(block) for chain, block in parse_chains(text).items()}
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
@@ -136,7 +136,7 @@ def _clean_table(
         if _is_our_jump(table, rule, ours)
     ]
     kept = _find_referenced(chains, ours, jumps)
-    restore(deletion_text(table, sorted(ours), jumps, kept).encode())
+    restore(format_deletion(table, sorted(ours), jumps, kept).encode())
     for rule in jumps:
         yield CleanupItem("jump", f"{rule.split()[1]} -> {_find_target(rule)}", where)
     removed = sorted(ours - kept)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.rule_text import deletion_text
+from pointsman.backends.netfilter.rule_text import format_deletion
 from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName
 
@@ -51,7 +51,7 @@ def remove_leftovers(
     }
     found = {table: chains for table, chains in scratch.items() if chains}
     if found:
-        restore("".join(deletion_text(table, chains) for table, chains in found.items()).encode())
+        restore("".join(format_deletion(table, chains) for table, chains in found.items()).encode())
     return found
 
 
@@ -65,7 +65,7 @@ def _is_accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     for table, chains, rules in sections:
         declared = "".join(f":{chain} - [0:0]\n" for chain in chains)
         load += f"*{table}\n{declared}".encode() + b"".join(rules) + b"COMMIT\n"
-        remove += deletion_text(table, chains).encode()
+        remove += format_deletion(table, chains).encode()
     try:
         runner.restore(load.replace(_REAL, SCRATCH_PREFIX.encode()))
     except RestoreRejected:

@@ -15,8 +15,8 @@ from pointsman.backends.iptables.static import INVALID_COUNTER, LOCALHOST_COUNTE
 from pointsman.backends.netfilter.runners import (
     choose_runner,
     find_missing_programs,
+    find_nft_ruleset,
     find_runners_in_use,
-    nft_ruleset,
 )
 from pointsman.config.mode_table import IPTABLES
 from pointsman.errors import KernelError
@@ -52,7 +52,7 @@ def _build_backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBa
         runner=runner,
         sysctls=sysctls,
         localhost_node_ports=setup.config.iptables.localhost_node_ports,
-        ruleset=nft_ruleset(runner),
+        ruleset=find_nft_ruleset(runner),
     )
 
 

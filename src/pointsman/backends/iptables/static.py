@@ -10,9 +10,9 @@ from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
 from pointsman.backends.netfilter.rule_text import (
     Jump,
+    build_forward_rules,
+    build_masquerade_rules,
     format_host,
-    forward_rules,
-    masquerade_rules,
     match_comment,
 )
 from pointsman.model.addresses import Family, is_loopback
@@ -137,12 +137,12 @@ def build_filter_rules(settings: Settings) -> Iterator[str]:
         counted = INVALID_COUNTER in settings.facts.counters
         counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if counted else ""
         yield f"-A {names.FORWARD} -m conntrack --ctstate INVALID {counter}-j DROP"
-    yield from forward_rules(settings.mark)
+    yield from build_forward_rules(settings.mark)
 
 
 def build_nat_rules(settings: Settings) -> Iterator[str]:
     """Yield the rules of table nat outside the chains that services write to."""
-    yield from masquerade_rules(settings.mark, random_fully=settings.facts.random_fully)
+    yield from build_masquerade_rules(settings.mark, random_fully=settings.facts.random_fully)
 
 
 def build_node_port_jumps(settings: Settings) -> Iterator[str]:

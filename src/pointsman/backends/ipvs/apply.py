@@ -159,12 +159,14 @@ class IpvsBackend(Backend):
             self._drain_check_due = self._clock() + _DRAIN_CHECK_SECONDS
             self._start_run({}, lambda _rejected: None).drain(DrainReals(self._draining.list_reals()))
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         if self._context is None:
             return None
         return self._drift_check.find(self._state, self._sockets, self._settings.is_excluded)
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         compare = partial(
             compare_kernel,
             request.context,
@@ -179,7 +181,7 @@ class IpvsBackend(Backend):
         )
         return Comparison(compare)
 
-    def traffic(self) -> Traffic:
+    def count_traffic(self) -> Traffic:
         """Return connections, packets and bytes per service port, over all its addresses, since they were added."""
         connections: Counter[ServicePortName] = Counter()
         packets: Counter[ServicePortName] = Counter()

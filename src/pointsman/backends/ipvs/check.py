@@ -10,7 +10,7 @@ from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet, build_desired_
 from pointsman.backends.ipvs.sockets import KernelReader
 from pointsman.backends.ipvs.steps import KernelState
 from pointsman.backends.ledger import Ledger
-from pointsman.backends.netfilter.rule_text import canonical_rules, canonicalize, parse_chains
+from pointsman.backends.netfilter.rule_text import canonicalize, canonicalize_rules, parse_chains
 from pointsman.backends.netfilter.runners import diff_dormant, diff_jumps, diff_rules
 from pointsman.kernel import ipvs
 from pointsman.kernel.ipvs_objects import (
@@ -174,6 +174,6 @@ def diff_rule_set(rules: RuleSet, saved: Mapping[str, bytes]) -> Iterator[Differ
     for table, wanted in rules.list_tables():
         for chain in CHAINS[table]:
             want = [canonicalize(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
-            have = canonical_rules(tables[table].get(chain, b""))
+            have = canonicalize_rules(tables[table].get(chain, b""))
             yield from diff_rules(f"{table} {chain}", want, have)
     yield from diff_jumps(JUMPS, tables, lambda _jump: False)

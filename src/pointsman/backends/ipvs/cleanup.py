@@ -13,7 +13,7 @@ from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.rule_text import deletion_text, parse_chains, rules_in
+from pointsman.backends.netfilter.rule_text import format_deletion, parse_chains, split_rules
 from pointsman.backends.netfilter.runners import RuleTool, read_text_to_clean
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
@@ -87,9 +87,9 @@ def _remove_rules(
             for chain in CHAINS[table]
             if chain in found and chain not in keep.get(table, ()) and (chain in OWN_CHAINS or not own_only)
         ]
-        built_in = (rule for source in names.BUILT_IN[table] for rule in rules_in(found.get(source, b"")))
+        built_in = (rule for source in names.BUILT_IN[table] for rule in split_rules(found.get(source, b"")))
         jumps = [rule for rule in built_in if rule.rpartition("-j ")[2].strip() in chains]
-        text += deletion_text(table, chains, jumps)
+        text += format_deletion(table, chains, jumps)
         removed[table] = len(chains)
     if text and not dry_run:
         tool.restore(text.encode())

@@ -14,8 +14,8 @@ from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter.runners import (
     choose_runner,
     find_missing_programs,
+    find_nft_ruleset,
     find_runners_in_use,
-    nft_ruleset,
 )
 from pointsman.config.mode_table import IPVS
 from pointsman.kernel.ipset import IpsetSocket
@@ -86,7 +86,7 @@ def _build_backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBacke
         scheduler=find_scheduler(setup), exclude_cidrs=tuple(cidr for cidr in ranges if cidr is not None)
     )
     return IpvsBackend(
-        family, runner, settings, random_fully=runner.features.random_fully, ruleset=nft_ruleset(runner)
+        family, runner, settings, random_fully=runner.features.random_fully, ruleset=find_nft_ruleset(runner)
     )
 
 

@@ -18,9 +18,9 @@ from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.rule_text import (
     Jump,
+    build_forward_rules,
+    build_masquerade_rules,
     format_host,
-    forward_rules,
-    masquerade_rules,
     match_comment,
     match_local,
     reject_with,
@@ -132,7 +132,7 @@ class _Writer:
         yield from self._build_services()
         if self._has(sets.LOOP_BACK):
             yield f"-A {names.POSTROUTING} {self._set(sets.LOOP_BACK)} -j MASQUERADE"
-        yield from masquerade_rules(self._mark, random_fully=random_fully)
+        yield from build_masquerade_rules(self._mark, random_fully=random_fully)
         for spec, protocol, target in _NODE_PORT_RULES:
             if self._has(spec):
                 yield f"-A {names.IPVS_NODE_PORT} -p {protocol} {self._set(spec)} -j {target}"
@@ -174,7 +174,7 @@ class _Writer:
         return f"! {local}{self._set(sets.CLUSTER_IP)}"
 
     def build_filter(self, blocked: Iterable[VirtualKey]) -> Iterable[str]:
-        yield from forward_rules(self._mark)
+        yield from build_forward_rules(self._mark)
         yield f"-A {names.IPVS_NODE_PORT} {self._set(sets.HEALTH_CHECK_NODE_PORT)} -j ACCEPT"
         if self._has(sets.LOAD_BALANCER_FIREWALL):
             yield (

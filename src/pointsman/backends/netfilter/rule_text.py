@@ -91,7 +91,7 @@ def match_local(detector: LocalDetector) -> tuple[str, str]:
     return "", f"-i {escape_interface(detector.interface)}{suffix} "
 
 
-def forward_rules(mark: str) -> Iterator[str]:
+def build_forward_rules(mark: str) -> Iterator[str]:
     """Yield the rules that accept forwarded traffic of Services."""
     yield f"-A {names.FORWARD} {match_comment('kubernetes forwarding rules')} -m mark --mark {mark}/{mark} -j ACCEPT"
     yield (
@@ -100,7 +100,7 @@ def forward_rules(mark: str) -> Iterator[str]:
     )
 
 
-def masquerade_rules(mark: str, *, random_fully: bool) -> Iterator[str]:
+def build_masquerade_rules(mark: str, *, random_fully: bool) -> Iterator[str]:
     """Yield the rules that mark packets, and masquerade those with the mark."""
     yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {mark}/{mark}"
     yield f"-A {names.POSTROUTING} -m mark ! --mark {mark}/{mark} -j RETURN"
@@ -133,17 +133,17 @@ def parse_chains(text: bytes) -> dict[str, bytes]:
     return found
 
 
-def rules_in(block: bytes) -> list[str]:
+def split_rules(block: bytes) -> list[str]:
     """Return the rules of a chain, one per line."""
     return [line for line in block.decode(errors="replace").split("\n") if line]
 
 
-def canonical_rules(block: bytes) -> list[str]:
+def canonicalize_rules(block: bytes) -> list[str]:
     """Return the rules of a chain in the form in which they are compared."""
-    return [canonicalize(rule) for rule in rules_in(block)]
+    return [canonicalize(rule) for rule in split_rules(block)]
 
 
-def deletion_text(
+def format_deletion(
     table: str, chains: Collection[str], rules: Iterable[str] = (), kept: Collection[str] = ()
 ) -> str:
     """Return the input of iptables-restore that empties chains, removes saved rules of others, and deletes all but `kept`."""
@@ -181,11 +181,11 @@ class Jump(msgspec.Struct, frozen=True, gc=False):
 
     def is_in(self, chains: Chains) -> bool:
         """Return whether the built-in chain holds this jump."""
-        return any(map(self.is_rule, self._rules_to_target(chains)))
+        return any(map(self.is_rule, self._find_rules_to_target(chains)))
 
     def exists_in(self, chains: Chains, ask: Callable[[Jump], bool]) -> bool:
         """Return the same where another spelling leads to the target: then `ask`, which runs iptables, decides."""
-        return self.is_in(chains) or (any(self._rules_to_target(chains)) and ask(self))
+        return self.is_in(chains) or (any(self._find_rules_to_target(chains)) and ask(self))
 
-    def _rules_to_target(self, chains: Chains) -> list[str]:
-        return [rule for rule in rules_in(chains.get(self.source, b"")) if f"-j {self.target}" in rule]
+    def _find_rules_to_target(self, chains: Chains) -> list[str]:
+        return [rule for rule in split_rules(chains.get(self.source, b"")) if f"-j {self.target}" in rule]

@@ -39,7 +39,7 @@ def choose_runner(family: Family) -> Iptables:
     return Iptables(family, commands, variant=choose_variant(commands, family))
 
 
-def nft_ruleset(runner: Iptables) -> NftRuleset | None:
+def find_nft_ruleset(runner: Iptables) -> NftRuleset | None:
     """Return where nf_tables keeps the rules of these programs; None for legacy iptables."""
     return NftRuleset(runner.family) if runner.features.nf_tables else None
 

@@ -95,7 +95,7 @@ class NftablesBackend(Backend):
             return self._full_sync(request)
         return self._incremental_sync(contents, request)
 
-    def drift(self) -> Difference | None:
+    def find_drift(self) -> Difference | None:
         """Check for external changes, by the ruleset generation and the definitions of the table."""
         if self._contents is None:
             return None
@@ -107,7 +107,9 @@ class NftablesBackend(Backend):
     def external_changes(self) -> int:
         return self._drift_check.external_changes
 
-    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+    def prepare_comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
         asked = plans_to_compare(request.plans, only, self._rejected)
         compare = partial(
             compare_kernel,
@@ -119,7 +121,7 @@ class NftablesBackend(Backend):
         )
         return Comparison(compare)
 
-    def traffic(self) -> Traffic:
+    def count_traffic(self) -> Traffic:
         """Return connections per service port and endpoint since the first sync; empty without service metrics."""
         if self._contents is not None and self._counters:
             self._totals.add(self._contents, self._kernel.open_reader())
@@ -132,7 +134,7 @@ class NftablesBackend(Backend):
 
     def _full_sync(self, request: SyncRequest, found: Difference | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
-            self.traffic()
+            self.count_traffic()
         generation = self._kernel.get_socket().read_generation()
         table = self._kernel.open_reader().read_table()
         for feature in self._features:

@@ -25,7 +25,7 @@ from pointsman.backends.nftables import text
 from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.expressions import fingerprint, is_same_rule
+from pointsman.backends.nftables.expressions import compute_fingerprint, is_same_rule
 from pointsman.backends.nftables.fragment import Element, Fragment, Owners, Pool
 from pointsman.backends.nftables.reader import (
     KernelChain,
@@ -170,7 +170,7 @@ class TableComparison:
             if chain.name not in self._table.chains:
                 continue
             held = listed.get(chain.name, [])
-            prints = hash(chain.rules), fingerprint(held)
+            prints = hash(chain.rules), compute_fingerprint(held)
             if known.get(chain.name) != prints:
                 yield from self._compare_rules_of(chain, held)
             self.right_rules[chain.name] = prints

@@ -45,7 +45,7 @@ _NAT_RANGES = (
 """Where only the lower end is given, the kernel lists it as the upper end, too."""
 
 
-def fingerprint(rules: Sequence[bytes]) -> int:
+def compute_fingerprint(rules: Sequence[bytes]) -> int:
     """Return a hash of the rules without their counters."""
     return hash(tuple([_COUNTER.sub(b"", rule) if b"counter" in rule else rule for rule in rules]))
 

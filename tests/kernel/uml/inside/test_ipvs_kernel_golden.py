@@ -130,8 +130,8 @@ def test_small_steps_lead_to_the_recorded_state(
             assert not outcome.report.full
             reconciler = running.reconcilers[family]
             taken, context = reconciler.snapshot(), outcome.context
-            assert reconciler.comparison(taken, context).differences() == []
+            assert reconciler.prepare_comparison(taken, context).differences() == []
             for one in taken.plans:
-                assert reconciler.comparison(taken, context, [one]).differences() == []
-            assert running.reconcilers[family].backend.drift() is None
+                assert reconciler.prepare_comparison(taken, context, [one]).differences() == []
+            assert running.reconcilers[family].backend.find_drift() is None
         _assert_recorded(step, families, dump)

@@ -313,13 +313,13 @@ def test_damage_is_noticed_and_repaired(world: IpvsWorld, damage: tuple[str, ...
     world.apply([WEB])
     backend = world.backends[Family.IPV4]
     with world.cluster["n1"].entered():
-        assert backend.drift() is None
+        assert backend.find_drift() is None
     world.in_node(*damage)
     with world.cluster["n1"].entered():
-        assert noticed in str(backend.drift())
+        assert noticed in str(backend.find_drift())
     world.apply([WEB], full=True)
     with world.cluster["n1"].entered():
-        assert backend.drift() is None
+        assert backend.find_drift() is None
     assert world.answerers("client", WEB) == {"pod1", "pod2", "pod4"}
     assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
 
@@ -351,14 +351,14 @@ def test_damage_that_no_count_shows_is_found_by_comparing_and_repaired(
         reconciler = world.reconcilers[Family.IPV4]
         context = world.contexts[Family.IPV4]
         with world.cluster["n1"].entered():
-            return reconciler.comparison(reconciler.snapshot(), context).differences()
+            return reconciler.prepare_comparison(reconciler.snapshot(), context).differences()
 
     world.apply([WEB])
     assert differences() == []
     for command in damage:
         world.in_node(*command)
     with world.cluster["n1"].entered():
-        assert world.backends[Family.IPV4].drift() is None
+        assert world.backends[Family.IPV4].find_drift() is None
     assert differences() != []
     world.apply([WEB], full=True)
     assert differences() == []
@@ -369,14 +369,14 @@ def test_damage_that_brings_back_an_earlier_state_is_noticed(world: IpvsWorld) -
     backend = world.backends[Family.IPV4]
     world.apply([WEB])
     with world.cluster["n1"].entered():
-        assert backend.drift() is None
+        assert backend.find_drift() is None
     world.apply([WEB, DNS])
     world.in_node("ipvsadm", "-D", "-u", "10.96.1.3:80")
     with world.cluster["n1"].entered():
-        assert "virtual server udp 10.96.1.3:80: deleted" in str(backend.drift())
+        assert "virtual server udp 10.96.1.3:80: deleted" in str(backend.find_drift())
         world.apply([WEB, DNS], full=True)
-        assert backend.drift() is None
-        assert backend.drift() is None
+        assert backend.find_drift() is None
+        assert backend.find_drift() is None
 
 
 THREE = {"10.244.1.11:8080": "1", "10.244.1.12:8080": "1", "10.244.2.14:8080": "1"}
@@ -537,7 +537,7 @@ def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: Ipvs
         assert any(line.startswith(f"-A -t 10.96.1.1:80 {scheduler}") for line in saved)
         assert any(line.startswith("-a -t 10.96.1.1:80") and line.endswith(weight) for line in saved)
         with world.cluster["n1"].entered():
-            assert world.backends[Family.IPV4].drift() is None
+            assert world.backends[Family.IPV4].find_drift() is None
 
 
 def test_lc_gives_a_fresh_replica_every_connection_until_it_has_as_many_as_the_others(
@@ -565,7 +565,7 @@ def test_traffic_is_counted_per_service(world: IpvsWorld) -> None:
 
     def counted() -> Traffic:
         with world.cluster["n1"].entered():
-            return world.backends[Family.IPV4].traffic()
+            return world.backends[Family.IPV4].count_traffic()
 
     def by_service(figures: Mapping[ServicePortName, int]) -> dict[str, int]:
         return {name.service: number for name, number in figures.items()}

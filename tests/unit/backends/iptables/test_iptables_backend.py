@@ -78,7 +78,8 @@ class IptablesHarness:
     def differences(self) -> list[str]:
         request = SyncRequest(self.context, self.plans, {}, True)
         return [
-            f"{one.what}: {one.want} / {one.have}" for one in self.backend.comparison(request).differences()
+            f"{one.what}: {one.want} / {one.have}"
+            for one in self.backend.prepare_comparison(request).differences()
         ]
 
 
@@ -311,15 +312,15 @@ def test_totals_count_all_rules_and_only_the_written_ones(harness: IptablesHarne
 
 def test_a_flush_is_noticed_and_repaired(harness: IptablesHarness) -> None:
     harness.sync(web("10.244.1.1"))
-    assert harness.backend.drift() is None
+    assert harness.backend.find_drift() is None
     for table in harness.tables.tables.values():
         for chain in [chain for chain in table if chain.startswith("KUBE-")]:
             del table[chain]
         for rules in table.values():
             rules.clear()
-    assert str(harness.backend.drift()).endswith("tables mangle, nat, filter: deleted")
+    assert str(harness.backend.find_drift()).endswith("tables mangle, nat, filter: deleted")
     harness.sync(full=True)
-    assert harness.backend.drift() is None
+    assert harness.backend.find_drift() is None
     assert harness.differences() == []
 
 
@@ -327,14 +328,16 @@ def test_a_look_that_nobody_lets_us_take_finds_nothing_intact(harness: IptablesH
     harness.sync(web("10.244.1.1"))
     harness.tables.can_list = False
     with pytest.raises(Busy, match="lock"):
-        harness.backend.drift()
+        harness.backend.find_drift()
 
 
 def test_a_changed_rule_is_found_by_verification_with_its_service(harness: IptablesHarness) -> None:
     harness.sync(web("10.244.1.1"))
     chain = next(chain for chain in harness.tables.tables["nat"] if chain.startswith("KUBE-SVC"))
     harness.tables.tables["nat"][chain].clear()
-    found = harness.backend.comparison(SyncRequest(harness.context, harness.plans, {}, True)).differences()
+    found = harness.backend.prepare_comparison(
+        SyncRequest(harness.context, harness.plans, {}, True)
+    ).differences()
     assert [(one.what, one.owner, one.have) for one in found] == [(f"nat {chain}", web().name, "")]
 
 
@@ -343,11 +346,12 @@ def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(
 ) -> None:
     harness.sync(web("10.244.1.1", node_port=30080), db("10.244.1.9", node_port=30081))
     request = SyncRequest(harness.context, harness.plans, {}, True)
-    assert harness.backend.comparison(request, only=[web().name]).differences() == []
+    assert harness.backend.prepare_comparison(request, only=[web().name]).differences() == []
     rules = harness.tables.tables["nat"]["KUBE-SERVICES"]
     rules[:] = [rule for rule in rules if "default/web" not in rule]
     own, other = (
-        harness.backend.comparison(request, only=[name]).differences() for name in (web().name, db().name)
+        harness.backend.prepare_comparison(request, only=[name]).differences()
+        for name in (web().name, db().name)
     )
     assert [(one.what, one.owner) for one in own] == [("nat KUBE-SERVICES", web().name)]
     assert other == []

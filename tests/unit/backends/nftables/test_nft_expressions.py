@@ -6,7 +6,7 @@ import pytest
 from tests.factory import packed
 
 from pointsman.backends.nftables import clauses as c
-from pointsman.backends.nftables.expressions import fingerprint, is_same_rule, read_rule_counter
+from pointsman.backends.nftables.expressions import compute_fingerprint, is_same_rule, read_rule_counter
 from pointsman.backends.nftables.fields import find_traits
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
@@ -30,13 +30,13 @@ def counter(octets: int, packets: int) -> bytes:
 def test_packets_that_pass_do_not_change_a_rules_fingerprint() -> None:
     before, after = (count + c.goto("lb-2").encoding for count in (counter(0, 0), counter(1500, 25)))
     assert read_rule_counter(after) == 25
-    assert fingerprint([before]) == fingerprint([after])
+    assert compute_fingerprint([before]) == compute_fingerprint([after])
 
 
 def test_another_verdict_behind_a_counter_changes_it() -> None:
     ours, theirs = (counter(7, 1) + verdict.encoding for verdict in (c.goto("lb-2"), c.DROP_PACKET))
-    assert fingerprint([ours]) != fingerprint([theirs])
-    assert fingerprint([ours]) != fingerprint([ours, theirs])
+    assert compute_fingerprint([ours]) != compute_fingerprint([theirs])
+    assert compute_fingerprint([ours]) != compute_fingerprint([ours, theirs])
 
 
 V4 = find_traits(Family.IPV4)
