@@ -46,7 +46,7 @@ class Screen(msgspec.Struct, frozen=True):
     colour: bool = True
     unicode: bool = True
     width: int = 0
-    """Columns; 0 where a line may be as long as it likes."""
+    """Columns; 0: unlimited."""
 
     def paint(self, text: str, code: int) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text

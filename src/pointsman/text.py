@@ -1,8 +1,7 @@
 """Text from outside made safe to print, suggestions for mistyped names, and lists, counts and sizes as text.
 
-Names and messages of others must not act on the reader: a newline forges a line, an escape sequence rewrites the screen, a
-bidirectional mark reverses the order of letters. Everything that prints to a terminal or a log passes its lines through
-here, so that nothing before it has to take care of that.
+Names and messages from outside could act on a terminal: a newline forges a line, an escape sequence rewrites the screen, a
+bidirectional mark reverses the order of letters. Everything that prints to a terminal or a log escapes its lines here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def escape(text: str) -> str:
 
 
 def escape_lines(text: str) -> list[str]:
-    """Return the lines of a text that may rightly have several, each escaped."""
+    """Return the lines of a text, each escaped."""
     return [escape(line) for line in text.splitlines()]
 
 

@@ -24,7 +24,7 @@ _STARTS = ("MappingStartEvent", "SequenceStartEvent")
 _ENDS = ("MappingEndEvent", "SequenceEndEvent")
 
 OnDuplicate = Callable[[str], None]
-"""Called with a key that stands twice in one mapping; the last value counts."""
+"""Called with a key that occurs twice in one mapping; the last value counts."""
 
 
 class YamlError(ValueError):

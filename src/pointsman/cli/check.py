@@ -38,7 +38,7 @@ configuration is examined."""
 
 
 def build_parser() -> Parser:
-    """The command without the flags of `run`, which it takes besides."""
+    """Return the parser without the flags of `run`, which the command takes as well."""
     made = create_parser("check", _ABOUT)
     made.takes_run_flags = True
     made.usage = "pointsman check [--strict] [--to MODE] [RUN FLAGS]"

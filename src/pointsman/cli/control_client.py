@@ -13,9 +13,9 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -39,7 +39,7 @@ class NoProxy(PointsmanError):
 
 
 class _Connection:
-    """One question over the Unix socket, in HTTP/1.0: what http.client would do, without the time to load it."""
+    """One request over the Unix socket, in HTTP/1.0; http.client would take long to load."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -50,12 +50,7 @@ class _Connection:
             self._socket.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def request(self, url: str) -> None:
@@ -114,7 +109,7 @@ def ask(
 def request(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
     """Return the proxy's answer as received; raises NoProxy."""
     try:
-        with _Connection(path, _MAX_SECONDS) as connection:
+        with closing(_Connection(path, _MAX_SECONDS)) as connection:
             connection.request(url)
             _await_answer(connection, path, url, alive_seconds)
             status, body = connection.read_answer()
@@ -153,7 +148,7 @@ def _await_answer(connection: _Connection, path: Path, url: str, alive_seconds: 
 def _is_alive(path: Path, seconds: float) -> bool:
     """Whether it answers at all; 404 is an answer, too."""
     try:
-        with _Connection(path, seconds) as connection:
+        with closing(_Connection(path, seconds)) as connection:
             connection.request("/alive")
             connection.read_answer()
     except OSError:

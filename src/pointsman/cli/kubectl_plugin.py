@@ -1,7 +1,7 @@
-"""`kubectl pointsman [NODE...] COMMAND`: the commands of the proxies in a cluster, asked through `kubectl exec`.
+"""`kubectl pointsman [NODE...] COMMAND`: commands run in the pods of proxies, by `kubectl exec`.
 
-One node: its own answer, as on the node itself. Several nodes, or all: `status`, `list` and `explain` put their answers side by
-side and say which nodes disagree, `top` and `events` merge them; other commands are shown node by node. `ui` opens a node's status page.
+One node: its own output. Several nodes, or all: the answers of `status`, `list`, `explain`, `top` and `events` are merged; other
+commands are shown node by node. `ui` forwards a port to a node's status page.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The plugin as kubectl starts it."""
+    """Run the plugin, as kubectl starts it."""
     arguments = sys.argv[1:] if argv is None else argv
     return deliver_output("kubectl pointsman", lambda: _run(arguments))
 
@@ -242,7 +242,7 @@ def choose_pods(pods: Sequence[Pod], nodes: Sequence[str], selector: str) -> lis
 
 
 def parse_pods(text: bytes) -> list[Pod]:
-    """The pods of `kubectl get pods -o json` that have a node."""
+    """Return the pods of `kubectl get pods -o json` that have a node."""
     items: list[dict[str, Any]] = msgspec.json.decode(text)["items"]
     found = []
     for item in items:
@@ -262,8 +262,10 @@ def _list_pods(kubectl: Sequence[str], selector: str) -> list[Pod]:
     except FileNotFoundError:
         raise PointsmanError("kubectl is not installed, or not on the PATH") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise PointsmanError(f"kubectl cannot list pods: {said[-1] if said else 'it does not say why'}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines() or [
+            f"exit status {done.returncode}"
+        ]
+        raise PointsmanError(f"kubectl cannot list pods: {errors[-1]}")
     return parse_pods(done.stdout)
 
 
@@ -273,7 +275,7 @@ def _build_exec(kubectl: Sequence[str], pod: Pod, asked: Sequence[str], *options
 
 
 def _run_on_node(kubectl: Sequence[str], pod: Pod, asked: Sequence[str]) -> int:
-    """As if typed on the node, in the terminal that there is."""
+    """Run the command in the pod, on the terminal if there is one."""
     options = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     sys.stdout.flush()
     return subprocess.run(_build_exec(kubectl, pod, asked, *options), check=False).returncode

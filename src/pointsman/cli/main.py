@@ -69,7 +69,7 @@ def _run(argv: Sequence[str], *, program: str) -> int:
 
 
 def render_usage(width: int = 0) -> str:
-    """The list of sub-commands, for a terminal of that width if one is given."""
+    """Return the list of sub-commands, for a terminal of that width if one is given."""
     import textwrap
 
     longest = max(map(len, SUBCOMMANDS))

@@ -1,7 +1,7 @@
-"""Output of commands: what the terminal can do, and what happens when the reader is gone.
+"""Output of commands: terminal, formats, errors and exit statuses.
 
-A pipe that was closed ends a command quietly, with the exit status that other programs have then; output that cannot
-be written is said in a sentence. Characters that the reader's locale lacks are written in a way it has.
+A closed pipe ends a command without a message, with the exit status of SIGPIPE; other write errors are reported. Characters that the
+locale lacks are replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 def detect_screen(
     colour: str = "auto", stream: TextIO | None = None, environment: Mapping[str, str] = os.environ
 ) -> Screen:
-    """What is behind standard output: a terminal has a width and, unless NO_COLOR or a dumb one forbids it, colours."""
+    """Return what standard output can show: a terminal has a width and, without NO_COLOR and TERM=dumb, colours."""
     from pointsman.screen import Screen
 
     out = sys.stdout if stream is None else stream
@@ -52,9 +52,9 @@ def detect_screen(
 
 
 def _count_columns(terminal: TextIO, environment: Mapping[str, str]) -> int:
-    said = environment.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and int(said):
-        return int(said)
+    columns = environment.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(terminal.fileno()).columns or _USUAL_COLUMNS
     except OSError:
@@ -62,7 +62,7 @@ def _count_columns(terminal: TextIO, environment: Mapping[str, str]) -> int:
 
 
 def deliver_output(program: str, work: Callable[[], T]) -> T | int:
-    """The result of the work, once its output has arrived; an exit status when that fails."""
+    """Return the result of the work once its output is flushed, or an exit status when that fails."""
     _prepare_streams()
     try:
         result = work()
@@ -103,7 +103,7 @@ def _replace_missing(error: UnicodeError) -> tuple[str, int]:
 
 
 def _write_nowhere() -> None:
-    """What is still buffered must not fail again when the interpreter ends."""
+    """Discard what is still buffered, so that it does not fail again when the interpreter ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -126,8 +126,7 @@ def run_guarded(command: str, work: Callable[[], int]) -> int:
     except PointsmanError as error:
         problems = [str(error)]
     except UnicodeEncodeError as error:
-        odd = error.object[error.start : error.end]
-        problems = [f"an argument is not UTF-8: {odd}"]
+        problems = [f"an argument is not UTF-8: {error.object[error.start : error.end]}"]
     _say(command, problems)
     return ERROR
 

@@ -86,7 +86,7 @@ def _collect_from_proxy(control_socket: Path, *, rules: bool) -> Iterator[Part]:
 
 
 def _write(path: Path, packed: bytes) -> None:
-    """For its owner only, and never over a file that is there."""
+    """Create a file for its owner only; an existing one is an error."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(packed)

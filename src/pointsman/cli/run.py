@@ -70,7 +70,7 @@ def parse_options(argv: Sequence[str], *, program: str) -> RunOptions | int:
 
 
 def render_effective(options: RunOptions) -> str:
-    """The effective configuration as YAML, with a comment where the mode is still to be picked."""
+    """Return the effective configuration as YAML, with a comment where the mode is not chosen yet."""
     text = config_to_yaml(options.config)
     if not options.config.mode:
         text = f"# mode is empty: {', else '.join(BY_PREFERENCE)}, whichever the kernel can do\n{text}"

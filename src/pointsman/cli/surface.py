@@ -57,7 +57,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 def list_run_flags() -> tuple[Option, ...]:
-    """The flags of `run`, as options."""
+    """Return the flags of `run`."""
     return tuple(map(_from_flag, FLAGS))
 
 
@@ -85,7 +85,7 @@ def describe_kubectl_plugin() -> Command:
 
 
 def from_parser(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
-    """What an argument parser takes."""
+    """Return what an argument parser takes."""
     found = [_from_action(action) for action in parser._actions]
     return Command(
         name,

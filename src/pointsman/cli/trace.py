@@ -126,7 +126,7 @@ def _is_for_pods(frontend: FrontendReport) -> tuple[bool, bool]:
 def _follow(
     place: Place, source: bytes, timeout: float, *, waiting: bool
 ) -> tuple[list[TraceEvent], Attempt | None]:
-    """What happened to the packets, and the result of the connection if it was made here."""
+    """Return what happened to the packets, and the result of the connection if it was made here."""
     wanted = TraceFilter(family_of(place.address), place.address, place.port, place.protocol, source)
     events: list[TraceEvent] = []
     last = [0.0]
@@ -191,7 +191,7 @@ def _build_report(
 
 
 def _read_chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:
-    """Every chain that the events name, with the text of its rules."""
+    """Return every chain that the events name, with the text of its rules."""
     socket = NftablesSocket()
     try:
         reader = ChainReader(socket, family_of(place.address))

@@ -47,7 +47,7 @@ def render_version(style: str = "") -> str:
 
 
 def collect_details() -> dict[str, str]:
-    """What a bug report needs to know about the program and what it runs on."""
+    """Return the versions of the program and of what it runs on."""
     import platform
 
     return {

@@ -52,7 +52,7 @@ def build_archive(name: str, parts: Sequence[Part], at: float) -> bytes:
 
 
 def render_archive(where: str, size: int, parts: Sequence[Part], screen: Screen = PLAIN) -> str:
-    """What was written and what is inside."""
+    """Return where the archive is and what is inside."""
     rows = [["FILE", "SIZE", "WHAT"]]
     rows += [
         [part.name, format_size(len(part.content.encode())), part.about] for part in parts if not part.missing
@@ -67,6 +67,6 @@ def render_archive(where: str, size: int, parts: Sequence[Part], screen: Screen 
 
 
 def _group_missing(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
-    """What could not be had, those with the same reason together."""
+    """Yield missing parts and the reason, those with the same reason together."""
     for why in dict.fromkeys(part.missing for part in parts if part.missing):
         yield ", ".join(part.name for part in parts if part.missing == why), why

@@ -1,4 +1,4 @@
-"""The answers of many nodes put side by side: what they agree on, and which of them see it otherwise. Pure."""
+"""Answers of many nodes merged, with the nodes that differ. Pure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ _MAX_DISAGREEMENTS_SHOWN = 50
 _SAME_EVENT_SECONDS = 5.0
 
 
-class Position(msgspec.Struct, frozen=True):
-    """What some nodes say."""
+class NodeGroup(msgspec.Struct, frozen=True):
+    """Nodes about which the same is true."""
 
-    says: str
+    text: str
+    """What is true."""
     nodes: tuple[str, ...]
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """Something that nodes see differently; the position of most nodes comes first."""
+    """A subject about which nodes differ; the largest group comes first."""
 
     about: str
-    positions: tuple[Position, ...]
+    groups: tuple[NodeGroup, ...]
 
 
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,11 +64,11 @@ class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class FleetPort(msgspec.Struct, frozen=True, rename="camel"):
-    """One service port, and what nodes make of it."""
+    """One service port, and its state by node."""
 
     port: ServicePortReport
     """As the first node has it."""
-    states: tuple[Position, ...]
+    states: tuple[NodeGroup, ...]
     totals: tuple[int, ...]
     """Numbers of endpoints that nodes know."""
     nodes: int
@@ -84,8 +85,8 @@ class FleetPort(msgspec.Struct, frozen=True, rename="camel"):
 
     def _describe_states(self) -> str:
         if len(self.states) == 1:
-            return self.states[0].says
-        return ", ".join(f"{one.says} on {_name_nodes(one.nodes, self.nodes)}" for one in self.states)
+            return self.states[0].text
+        return ", ".join(f"{one.text} on {_name_nodes(one.nodes, self.nodes)}" for one in self.states)
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -127,35 +128,35 @@ class FleetReport(msgspec.Struct, frozen=True, rename="camel"):
 
     heading: str
     rows: Sequence[NodeStatus] | Sequence[FleetPort] | Sequence[NodeExplanation] | Sequence[FleetEvent]
-    bad: tuple[Position, ...]
+    bad: tuple[NodeGroup, ...]
     """What is wrong, and where."""
     disagreements: tuple[Disagreement, ...]
     unanswered: dict[str, str]
     """Nodes that could not be asked, and why."""
-    warnings: tuple[Position, ...] = ()
+    warnings: tuple[NodeGroup, ...] = ()
     """What is not as it should be and does not change the exit status."""
 
     @property
     def exit_status(self) -> int:
-        """2 some node could not be asked, 1 something is wrong or seen differently, 0 all is well."""
+        """2: some node could not be asked; 1: something is wrong or nodes differ; 0: healthy."""
         if self.unanswered:
             return 2
         return 1 if self.bad or self.disagreements else 0
 
 
-def group_positions(said: Iterable[tuple[str, str]]) -> tuple[Position, ...]:
-    """Group pairs of a node and what it says; most nodes first, then by name."""
+def group_nodes(statements: Iterable[tuple[str, str]]) -> tuple[NodeGroup, ...]:
+    """Group pairs of node and text by text; the largest group first, then by name."""
     groups: dict[str, list[str]] = {}
-    for node, says in sorted(said):
-        groups.setdefault(says, []).append(node)
+    for node, text in sorted(statements):
+        groups.setdefault(text, []).append(node)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    return tuple(Position(says, tuple(nodes)) for says, nodes in ordered)
+    return tuple(NodeGroup(text, tuple(nodes)) for text, nodes in ordered)
 
 
-def find_disagreements(said: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[Disagreement, ...]:
-    """Return subjects about which not all nodes say the same; what they say is by node."""
-    found = ((about, group_positions(of_nodes.items())) for about, of_nodes in said)
-    return tuple(Disagreement(about, positions) for about, positions in found if len(positions) > 1)
+def find_disagreements(statements: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[Disagreement, ...]:
+    """Return the subjects whose texts, by node, are not all equal."""
+    found = ((about, group_nodes(of_nodes.items())) for about, of_nodes in statements)
+    return tuple(Disagreement(about, groups) for about, groups in found if len(groups) > 1)
 
 
 def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
@@ -191,7 +192,7 @@ def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
     return FleetReport(
         f"{format_count(len(answers), 'node')} answered",
         rows,
-        group_positions(failing),
+        group_nodes(failing),
         find_disagreements(
             (
                 ("the version", {row.node: row.version for row in rows}),
@@ -200,12 +201,12 @@ def merge_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
             )
         ),
         dict(unanswered),
-        group_positions(unserved),
+        group_nodes(unserved),
     )
 
 
 def merge_lists(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
-    """Return every service port once, and its state by node; policy Local makes nodes differ rightly."""
+    """Return every service port once, and its state by node, which policy Local may make different."""
     by_port: dict[Identity, dict[str, ServicePortReport]] = {}
     for node, answer in answers.items():
         for port in answer.ports:
@@ -213,7 +214,7 @@ def merge_lists(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str
     rows = tuple(
         FleetPort(
             next(iter(ports.values())),
-            group_positions((node, port.state) for node, port in ports.items()),
+            group_nodes((node, port.state) for node, port in ports.items()),
             tuple(sorted({port.total for port in ports.values()})),
             len(answers),
         )
@@ -252,7 +253,7 @@ def merge_explanations(answers: Mapping[str, Explanation], unanswered: Mapping[s
         rows.append(NodeExplanation(node, answer.mode, families, used, known))
     reasons = {node: _find_reasons(answer) for node, answer in answers.items() if not answer.is_healthy}
     names = sorted({_format_port_name(port) for answer in answers.values() for port in answer.ports})
-    said = [
+    statements = [
         (
             f"the endpoints of {name}",
             {node: _list_endpoints(answer, name) for node, answer in answers.items()},
@@ -263,8 +264,8 @@ def merge_explanations(answers: Mapping[str, Explanation], unanswered: Mapping[s
     return FleetReport(
         f"{question}: {', '.join(filter(None, verdicts)) or 'no Service answers'}",
         tuple(rows),
-        group_positions((node, reason) for node, found in reasons.items() for reason in found),
-        find_disagreements(said),
+        group_nodes((node, reason) for node, found in reasons.items() for reason in found),
+        find_disagreements(statements),
         dict(unanswered),
     )
 
@@ -320,11 +321,11 @@ def render_fleet(report: FleetReport, screen: Screen = PLAIN, *, headings: bool 
     content: list[str | Table] = [report.heading, ""]
     if report.rows:
         content += [Table([report.rows[0].HEADINGS, *(row.cells for row in report.rows)]), ""]
-    content += [f"✗ {_name_nodes(each.nodes)}: {each.says}" for each in report.bad]
-    content += [f"! {_name_nodes(each.nodes)}: {each.says}" for each in report.warnings]
+    content += [f"✗ {_name_nodes(each.nodes)}: {each.text}" for each in report.bad]
+    content += [f"! {_name_nodes(each.nodes)}: {each.text}" for each in report.warnings]
     for each in report.disagreements[:_MAX_DISAGREEMENTS_SHOWN]:
         content.append(f"! nodes disagree about {each.about}")
-        content += [f"    {_name_nodes(position.nodes)}: {position.says}" for position in each.positions]
+        content += [f"    {_name_nodes(group.nodes)}: {group.text}" for group in each.groups]
     if len(report.disagreements) > _MAX_DISAGREEMENTS_SHOWN:
         content.append(
             f"! and {len(report.disagreements) - _MAX_DISAGREEMENTS_SHOWN} more; -o json lists all"

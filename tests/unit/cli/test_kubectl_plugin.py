@@ -106,7 +106,7 @@ def test_a_node_that_knows_other_endpoints_is_named(fleet: Fleet, capsys: Captur
     assert main(["status", "-o", "json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["disagreements"]
     assert found["about"] == "the number of service ports"
-    assert [position["nodes"] for position in found["positions"]] == [["n1"], ["n2"]]
+    assert [group["nodes"] for group in found["groups"]] == [["n1"], ["n2"]]
 
 
 def test_services_that_are_down_are_counted_and_the_document_has_numbers(

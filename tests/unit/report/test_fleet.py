@@ -6,7 +6,7 @@ import msgspec
 from tests import factory
 from tests.unit.explain.explaining import asked, view_of
 
-from pointsman.report.fleet import group_positions, merge_explanations, merge_lists, render_fleet
+from pointsman.report.fleet import group_nodes, merge_explanations, merge_lists, render_fleet
 from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, ServiceList, build_list
 
@@ -22,7 +22,7 @@ def _list(*endpoints: str, node: str = "n1") -> ServiceList:
 
 
 def test_the_position_of_most_nodes_comes_first() -> None:
-    assert [(p.says, p.nodes) for p in group_positions({"c": "x", "a": "y", "b": "x", "d": "z"}.items())] == [
+    assert [(p.text, p.nodes) for p in group_nodes({"c": "x", "a": "y", "b": "x", "d": "z"}.items())] == [
         ("x", ("b", "c")),
         ("y", ("a",)),
         ("z", ("d",)),
@@ -42,7 +42,7 @@ def test_a_node_that_lags_behind_is_named_among_many() -> None:
     answers["n7"] = _list("10.244.1.5")
     report = merge_lists(answers, {})
     (found,) = report.disagreements
-    assert [position.nodes for position in found.positions][1] == ("n7",)
+    assert [group.nodes for group in found.groups][1] == ("n7",)
     text = render_fleet(report)
     assert "n1, n10, n11, n12, n2, n3, n4, n5 and 3 more: 2 endpoints" in text
     assert report.rows[0].cells[-2] == "1..2"
@@ -52,7 +52,7 @@ def test_a_node_that_lags_behind_is_named_among_many() -> None:
 def test_a_service_that_one_node_does_not_know() -> None:
     answers = {"n1": _list("10.244.1.5"), "n2": ServiceList(node="n2")}
     (found,) = merge_lists(answers, {}).disagreements
-    assert {position.says for position in found.positions} == {
+    assert {group.text for group in found.groups} == {
         "unknown",
         "1 endpoints, at 10.96.0.10:80, port 30080",
     }
@@ -63,8 +63,8 @@ def test_reasons_are_grouped_by_what_they_say() -> None:
     bad = asked(view_of(factory.service(), factory.endpoint_slice()), "web")
     report = merge_explanations({"a": good, "b": bad, "c": bad}, {"d": "no route"})
     assert report.heading == "web: IPv4 healthy on 1 of 3 nodes"
-    assert all(position.nodes == ("b", "c") for position in report.bad)
-    assert [position.nodes for position in report.disagreements[0].positions] == [("b", "c"), ("a",)]
+    assert all(group.nodes == ("b", "c") for group in report.bad)
+    assert [group.nodes for group in report.disagreements[0].groups] == [("b", "c"), ("a",)]
     assert report.exit_status == 2
     assert "✗ d could not be asked: no route" in render_fleet(report)
     assert msgspec.json.encode(report)
@@ -85,5 +85,5 @@ def test_nodes_that_know_no_such_service_agree() -> None:
     nothing = asked(view_of(factory.service("other")), "web")
     report = merge_explanations({"a": nothing, "b": nothing}, {})
     assert report.disagreements == ()
-    assert report.bad[0].says.startswith("NoSuchService")
+    assert report.bad[0].text.startswith("NoSuchService")
     assert report.exit_status == 1
