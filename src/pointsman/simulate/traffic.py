@@ -122,35 +122,8 @@ class Simulation(msgspec.Struct, frozen=True, rename="camel"):
     """Mean over all service ports of what is delivered from each zone to each zone."""
 
 
-class _Flows:
-    """What is delivered from zone to zone, summed over service ports."""
-
-    def __init__(self) -> None:
-        self._by_zones: dict[tuple[str, str], float] = defaultdict(float)
-        self._spread: dict[int, tuple[Mapping[str, float], dict[str, float]]] = {}
-        """Of groups that are all clients of a kind: their weights by zone, and what goes to each zone. Distributed at the
-        end, because most service ports have only such a group."""
-
-    def add(self, group: _Group, targets: Mapping[str, float], total: float) -> None:
-        if not group.is_everyone:
-            for source, clients in group.weights.items():
-                for target, part in targets.items():
-                    self._by_zones[source, target] += clients / total * part
-            return
-        _, known = self._spread.setdefault(id(group.weights), (group.weights, defaultdict(float)))
-        for target, part in targets.items():
-            known[target] += part / total
-
-    def build(self, traffics: int) -> dict[str, dict[str, float]]:
-        """Return the mean over so many kinds of traffic."""
-        for weights, targets in self._spread.values():
-            for source, clients in weights.items():
-                for target, part in targets.items():
-                    self._by_zones[source, target] += clients * part
-        flows: dict[str, dict[str, float]] = {}
-        for (source, target), amount in sorted(self._by_zones.items()):
-            flows.setdefault(source, {})[target] = amount / traffics
-        return flows
+_Flows = dict[tuple[str, str], float]
+"""What is delivered from zone to zone, summed over service ports."""
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -164,8 +137,6 @@ class _Group(msgspec.Struct, frozen=True):
     """Clients by zone."""
     others: frozenset[str]
     """Nodes that are groups of their own."""
-    is_everyone: bool = False
-    """There is no other group, so `weights` are those of all clients."""
 
     @property
     def total(self) -> float:
@@ -183,7 +154,7 @@ def simulate(
     is_selected: Callable[[ServicePortName], bool] = lambda _name: True,
 ) -> Simulation:
     """Return the traffic of the selected service ports, sorted by name; a Service that no proxy serves has none."""
-    flows = _Flows()
+    flows: _Flows = defaultdict(float)
     traffic: list[Traffic] = []
     arrivals = weigh_nodes(cluster)
     for family in Family:
@@ -212,8 +183,15 @@ def simulate(
         zones=tuple(sorted(cluster.zones)),
         services=len(cluster.services),
         traffic=tuple(traffic),
-        flows=flows.build(len(traffic) or 1),
+        flows=_compute_mean_flows(flows, len(traffic) or 1),
     )
+
+
+def _compute_mean_flows(flows: _Flows, traffics: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for (source, target), amount in sorted(flows.items()):
+        found.setdefault(source, {})[target] = round(amount / traffics, _DIGITS)
+    return found
 
 
 class _PortSimulator:
@@ -254,7 +232,7 @@ class _PortSimulator:
                 single.add(endpoint.node)
         others = frozenset(single & cluster.nodes.keys())
         if not others and not by_zone:
-            yield _Group("", "", clients.by_zone, others, is_everyone=True)
+            yield _Group("", "", clients.by_zone, others)
             return
         rest = dict(clients.by_zone)
         for name in sorted(others):
@@ -344,13 +322,14 @@ class _Tally:
             targets[self._find_zone(endpoint)] += part
             if group.has_node(endpoint.node, self._cluster):
                 self._same_node += part * self._clients.by_node[endpoint.node] / self._total
-        self._flows.add(group, targets, self._total)
-        unknown = group.weights.get("", 0.0) / self._total
-        for zone, part in targets.items():
-            if zone:
-                same = group.weights.get(zone, 0.0) / self._total
-                self._same_zone += part * same
-                self._cross_zone += part * (amount - unknown - same)
+        for source, clients in group.weights.items():
+            for target, part in targets.items():
+                moved = clients / self._total * part
+                self._flows[source, target] += moved
+                if source and source == target:
+                    self._same_zone += moved
+                elif source and target:
+                    self._cross_zone += moved
 
     def build(self, port: ServicePort, kind: ClientKind) -> Traffic:
         delivered = min(1.0, round(sum(self._shares.values()), _DIGITS))
@@ -406,5 +385,5 @@ class _Tally:
 
 _NO_WEIGHT = 1e-9
 _DIGITS = 9
-"""Sums of many fractions are rounded, so that everything is 1."""
+"""Sums of many fractions are rounded, so that everything is 1, and the same in every run."""
 _REASONS = {Outcome.REJECTED: DecisionReason.NO_ENDPOINT, Outcome.DROPPED: DecisionReason.NO_LOCAL_ENDPOINT}
