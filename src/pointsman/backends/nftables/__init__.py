@@ -15,7 +15,8 @@ Invariants:
 A change that adds a set, map or base chain must also change the layout number in `schema`, or a running table would be filled
 as it is. A change that adds a kind of clause must also teach `expressions` its registers and `preflight` its kernel option; one that adds
 a part of keys gives it a row in `fields`, from which text, types, encoding and `typeof` follow.
-A change that puts something else into the table must also make `check` compare it.
+A change that adds a part to `Fragment` must handle it in `Contents.load` and in `Change`, which a test compares; one that puts
+something else into the table must also make `check` compare it.
 
 The ledger of the other modes is not used: it keeps a row for each object, and here one service port has hundreds.
 """
