@@ -99,15 +99,54 @@ class IptablesBackend(Backend):
         """What the tables hold: the last sync failed, or there was none."""
 
     def sync(self, request: SyncRequest) -> SyncReport:
-        settings = self._settings
-        full = request.full or self._is_unknown
+        known, committed = self._settings, self._committed
+        full = request.full or self._is_unknown or known is None or known.context != request.context
         self._is_unknown = True
-        if full or settings is None or settings.context != request.context:
-            report = self._sync_full(request)
+        if full or known is None:
+            settings, committed = self._update_settings(request)
+            changed: Mapping[ServicePortName, ServicePlan | None] = request.plans
+            comments = needs_comments(request.plans.values())
         else:
-            report = self._sync_partial(request, settings)
+            settings, changed = known, request.changed
+            comments = committed.needs_comments_after(changed)
+        rejected = {} if full else {name: why for name, why in self._rejected.items() if name not in changed}
+        compiled = compile_each(
+            {name: plan for name, plan in changed.items() if plan is not None},
+            lambda plan: (
+                committed.find(plan, comments=comments) or compile_plan(plan, settings, comments=comments)
+            ),
+            rejected,
+        )
+        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
+        after = {} if full else dict(committed.fragments)
+        conditions: list[Condition] = []
+
+        def make_batch() -> Batch:
+            for name in changed:
+                if name in compiled and name not in rejected:
+                    after[name] = compiled[name]
+                else:
+                    after.pop(name, None)
+            conditions.clear()
+            if full:
+                parts = find_full_changes(self._runner, settings, after, conditions)
+            else:
+                parts = find_changes(committed.fragments, after, changed)
+            return build_batch(settings, after, parts, over_nftables=self._runner.features.nf_tables)
+
+        text = self._restore(make_batch, compiled, rejected, len(request.plans))
+        corrected: Sequence[Difference] = ()
+        if full:
+            corrected = activate_dormant(self._ruleset)
+            self._committed = Committed(after)
+            self._conditions = tuple(conditions)
+            if settings.localhost_node_ports:
+                self._sysctls.ensure(ROUTE_LOCALNET, 1, effect="node ports do not answer on 127.0.0.1")
+        else:
+            committed.update({name: after.get(name) for name in changed})
+        self._rejected = rejected
         self._is_unknown = False
-        return report
+        return self._report(full, text, corrected)
 
     def find_drift(self) -> Difference | None:
         if self._is_unknown:
@@ -135,35 +174,14 @@ class IptablesBackend(Backend):
         )
         return Comparison(compare)
 
-    def _sync_full(self, request: SyncRequest) -> SyncReport:
+    def _update_settings(self, request: SyncRequest) -> tuple[Settings, Committed]:
+        """Return what rules are made from now, and the fragments that were made from the same."""
         settings = self._build_settings(request, self._make_counter)
         if settings != self._settings:
             self._committed = Committed()
             self._settings = settings
             self._frame_rules = static.count_rules(settings)
-        comments = needs_comments(request.plans.values())
-        rejected: dict[ServicePortName, str] = {}
-        fragments = compile_each(
-            request.plans, lambda plan: self._compile(plan, settings, comments), rejected
-        )
-        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-        conditions: list[Condition] = []
-
-        def batch() -> Batch:
-            for name in rejected:
-                fragments.pop(name, None)
-            conditions.clear()
-            changes = find_full_changes(self._runner, settings, fragments, conditions)
-            return build_batch(settings, fragments, changes, over_nftables=self._runner.features.nf_tables)
-
-        text = self._restore(batch, dict(fragments), rejected, len(request.plans))
-        corrected = activate_dormant(self._ruleset)
-        self._committed = Committed(fragments)
-        self._rejected = rejected
-        if settings.localhost_node_ports:
-            self._sysctls.ensure(ROUTE_LOCALNET, 1, effect="node ports do not answer on 127.0.0.1")
-        self._conditions = tuple(conditions)
-        return self._report(True, text, corrected)
+        return settings, self._committed
 
     def _make_counter(self, name: str) -> bool:
         """Create a counter; return whether the kernel can."""
@@ -180,35 +198,6 @@ class IptablesBackend(Backend):
         )
         return build_settings(request.context, facts, localhost_node_ports=self._localhost_node_ports)
 
-    def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
-        committed = self._committed
-        comments = committed.needs_comments_after(request.changed)
-        rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        present = {name: plan for name, plan in request.changed.items() if plan is not None}
-        compiled = compile_each(present, lambda plan: self._compile(plan, settings, comments), rejected)
-        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-        after = dict(committed.fragments)
-
-        def batch() -> Batch:
-            for name in request.changed:
-                if name in compiled and name not in rejected:
-                    after[name] = compiled[name]
-                else:
-                    after.pop(name, None)
-            changes = find_changes(committed.fragments, after, request.changed)
-            return build_batch(settings, after, changes)
-
-        text = self._restore(batch, compiled, rejected, len(request.plans))
-        committed.update({name: after.get(name) for name in request.changed})
-        self._rejected = rejected
-        return self._report(False, text)
-
-    def _compile(self, plan: ServicePlan, settings: Settings, comments: bool) -> Fragment:
-        """Compile a plan, unless its fragment is committed; `settings` are those of the committed fragments."""
-        return self._committed.find(plan, comments=comments) or compile_plan(
-            plan, settings, comments=comments
-        )
-
     def _restore(
         self,
         make_batch: Callable[[], Batch],
@@ -217,13 +206,10 @@ class IptablesBackend(Backend):
         total: int,
     ) -> bytes:
         """Restore without rejected service ports; add those to `rejected`, return the accepted text."""
-        while True:
-            batch = make_batch()
-            text = batch.text
-            if not text:
-                return text
+        while text := (batch := make_batch()).text:
             try:
                 self._runner.restore(text)
+                break
             except RestoreRejected as error:
                 owner = batch.find_owner(error.line)
                 suspects = {name: part for name, part in candidates.items() if name not in rejected}
@@ -232,10 +218,9 @@ class IptablesBackend(Backend):
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
                 abort_if_mostly_rejected(rejected, total, self._rejected)
-                continue
-            return text
+        return text
 
-    def _report(self, full: bool, text: bytes, corrected: Sequence[Difference] = ()) -> SyncReport:
+    def _report(self, full: bool, text: bytes, corrected: Sequence[Difference]) -> SyncReport:
         totals = {
             FILTER: self._committed.filter_rules + self._frame_rules[FILTER],
             NAT: self._committed.nat_rules + self._frame_rules[NAT],
