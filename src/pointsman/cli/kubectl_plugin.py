@@ -7,6 +7,7 @@ commands are shown node by node. `ui` forwards a port to a node's status page.
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import re
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pointsman.cli.arguments import add_colour, add_no_headers, create_parser
+from pointsman.cli.arguments import add_colour, create_parser
 from pointsman.cli.output import ERROR, deliver_output, print_answer
 from pointsman.errors import PointsmanError
 from pointsman.explain.service_port import Explanation, ServicePortReport
@@ -154,29 +155,39 @@ def _ask(given: argparse.Namespace, nodes: Sequence[str], asked: Sequence[str]) 
     if len(pods) == 1:
         return _run_on_node(kubectl, pods[0], asked)
     fleet = Fleet(kubectl, pods, given.timeout)
-    if asked[0] == "top" and not {"-h", "--help"}.intersection(asked):
+    if asked[0] == "top":
         return _show_traffic(fleet, asked[1:], given.color)
-    if asked[0] in _CONTINUOUS or "-w" in asked or "--watch" in asked:
-        raise PointsmanError(
-            f"{asked[0]} runs continuously; choose one node: {', '.join(pod.node for pod in pods)}"
-        )
     merge = _MERGES.get(asked[0])
-    shown, rest = _split_presentation(asked, given.color)
-    has_columns = asked[0] == "list" and shown.output.startswith(("name", "custom-columns="))
-    if merge is None or not (has_columns or shown.output in ("text", "wide", "json", "yaml")):
+    shown = _parse_command(asked, given.color) if merge else given
+    if asked[0] in _CONTINUOUS or getattr(shown, "watch", False):
+        nodes_to_choose = ", ".join(pod.node for pod in pods)
+        raise PointsmanError(f"{asked[0]} runs continuously; choose one node: {nodes_to_choose}")
+    if merge is None:
         return _print_each(fleet.ask(asked))
-    report = merge(fleet.ask([*rest, "-o", "json"]))
-    if has_columns:
+    report = merge(fleet.ask([*asked, "-o", "json"]))
+    _print_report(shown, report)
+    return report.exit_status
+
+
+def _parse_command(asked: Sequence[str], colour: str) -> argparse.Namespace:
+    """Parse the arguments of a command here, so that help and errors are shown once."""
+    module = importlib.import_module(f"pointsman.cli.{asked[0]}")
+    parsed: argparse.Namespace = module.build_parser().parse_args(["--color", colour, *asked[1:]])
+    return parsed
+
+
+def _print_report(shown: argparse.Namespace, report: FleetReport) -> None:
+    headings = not getattr(shown, "no_headers", False)
+    ports = [row.port for row in report.rows if isinstance(row, FleetPort)]
+    if shown.output.startswith(("name", "custom-columns=")):
         from pointsman.cli.list import create_table, render_ports
 
-        ports = [row.port for row in report.rows if isinstance(row, FleetPort)]
         sys.stdout.write(render_ports(shown, create_table(shown), ports))
+        headings = False
     else:
-        print_answer(shown, report, partial(render_fleet, headings=not shown.no_headers))
-    if has_columns or shown.no_headers:
-        for node, why in report.unanswered.items():
-            sys.stderr.write(f"kubectl pointsman: {escape(f'{node} could not be asked: {why}')}\n")
-    return report.exit_status
+        print_answer(shown, report, partial(render_fleet, headings=headings))
+    for node, why in () if headings else report.unanswered.items():
+        sys.stderr.write(f"kubectl pointsman: {escape(f'{node} could not be asked: {why}')}\n")
 
 
 def _show_traffic(fleet: Fleet, arguments: Sequence[str], colour: str) -> int:
@@ -301,16 +312,6 @@ class Fleet:
             return Answer(ERROR, "", f"no answer within {self._seconds:g} s")
         output, errors = (data.decode(errors="replace") for data in (done.stdout, done.stderr))
         return Answer(done.returncode, output, errors.strip())
-
-
-def _split_presentation(asked: Sequence[str], colour: str) -> tuple[argparse.Namespace, list[str]]:
-    """Split into what concerns the reader here, such as the format and colours, and the rest of the command."""
-    shown = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shown.add_argument("-o", "--output", default="text")
-    shown.add_argument("--color", default=colour)
-    add_no_headers(shown)
-    shown.set_defaults(watch=False)
-    return shown.parse_known_args(list(asked))
 
 
 def decode_answers(answers: Mapping[str, Answer], kind: type[T]) -> tuple[dict[str, T], dict[str, str]]:

@@ -219,6 +219,23 @@ def test_what_cannot_be_done_is_said(
     assert f"kubectl pointsman: {complaint}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        (["list", "--help"], 0, "usage: pointsman list"),
+        (["list", "--sort-by", "size"], 2, "argument --sort-by: invalid choice: 'size'"),
+        (["explain"], 2, "the following arguments are required: target"),
+    ],
+)
+def test_help_and_wrong_arguments_are_shown_once(
+    words: list[str], status: int, shown: str, fleet: Fleet, capsys: Captured
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == status
+    assert "".join(capsys.readouterr()).count(shown) == 1
+
+
 def test_without_a_command_it_says_which_there_are(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(["node-a"])
