@@ -30,13 +30,7 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.fields import FamilyTraits, find_traits
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.preflight import (
-    build_hash_feature,
-    build_timeout_feature,
-    find_missing_features,
-    lacks_hash,
-    lacks_timeouts,
-)
+from pointsman.backends.nftables.preflight import OptionalFeatures, lacks_hash, lacks_timeouts
 from pointsman.backends.nftables.reader import KernelTable
 from pointsman.backends.nftables.table_socket import (
     TableSocket,
@@ -80,9 +74,9 @@ class NftablesBackend(Backend):
         self._kernel = TableSocket(find_traits(family), log)
         self._drift_check = DriftCheck(log)
         traits = find_traits(family)
-        self._features = (
-            build_hash_feature(lambda: lacks_hash(self._kernel.get_socket(), traits)),
-            build_timeout_feature(lambda: lacks_timeouts(self._kernel.get_socket(), traits)),
+        self._features = OptionalFeatures(
+            lambda: lacks_hash(self._kernel.get_socket(), traits),
+            lambda: lacks_timeouts(self._kernel.get_socket(), traits),
         )
         self._totals = ConnectionTotals()
 
@@ -114,7 +108,7 @@ class NftablesBackend(Backend):
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._remove_unsupported(plan) for name, plan in asked.items()},
+            {name: self._features.remove_unsupported(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
@@ -137,8 +131,7 @@ class NftablesBackend(Backend):
             self.count_traffic()
         generation = self._kernel.get_socket().read_generation()
         table = self._kernel.open_reader().read_table()
-        for feature in self._features:
-            feature.check(request.plans, again=True)
+        self._features.check(request.plans, again=True)
         rejected: dict[ServicePortName, str] = {}
         with _pause_gc():
             fragments = self._compile(request, request.plans, self._contents, rejected)
@@ -193,8 +186,7 @@ class NftablesBackend(Backend):
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        for feature in self._features:
-            feature.check(request.changed)
+        self._features.check(request.changed)
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         updates: dict[ServicePortName, Fragment | None] = dict.fromkeys(request.changed)
         updates |= self._compile(request, present, contents, rejected)
@@ -255,13 +247,8 @@ class NftablesBackend(Backend):
             batch_bytes=size,
             drift=drift,
             corrected=corrected,
-            conditions=find_missing_features(self._features),
+            conditions=self._features.find_conditions(),
         )
-
-    def _remove_unsupported(self, plan: ServicePlan) -> ServicePlan:
-        for feature in self._features:
-            plan = feature.remove_unsupported(plan)
-        return plan
 
     def _compile(
         self,
@@ -275,7 +262,7 @@ class NftablesBackend(Backend):
         held = committed.fragments if committed is not None and is_current else {}
 
         def compile_one(plan: ServicePlan) -> Fragment:
-            wanted, previous = self._remove_unsupported(plan), held.get(plan.name)
+            wanted, previous = self._features.remove_unsupported(plan), held.get(plan.name)
             if previous is not None and previous.plan == wanted:
                 return previous
             return compile_fragment(wanted, request.context, previous, counters=self._counters)

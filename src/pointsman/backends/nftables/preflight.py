@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -188,30 +188,41 @@ class OptionalFeature:
         return bool(self._without)
 
 
-def find_missing_features(features: Iterable[OptionalFeature]) -> tuple[Condition, ...]:
-    """Return one condition about everything missing that some Service asks for."""
-    missed = [feature for feature in features if feature.is_missed]
-    if not missed:
-        return ()
-    message = "; ".join(feature.message for feature in missed)
-    return (Condition.false("KernelFeatures", missed[0].reason, message),)
+class OptionalFeatures:
+    """What only some Services ask for."""
 
+    def __init__(self, lacks_hash: Callable[[], bool], lacks_timeouts: Callable[[], bool]) -> None:
+        self._features = (
+            OptionalFeature(
+                lacks_hash,
+                lambda plan: plan.balancing is not None and plan.balancing.scheduler.is_hash,
+                lambda plan: msgspec.structs.replace(plan, balancing=None),
+                "HashMissing",
+                "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
+            ),
+            OptionalFeature(
+                lacks_timeouts,
+                lambda plan: bool(plan.flow_timeout),
+                lambda plan: msgspec.structs.replace(plan, flow_timeout=0),
+                "FlowTimeoutsMissing",
+                "the kernel lacks CONFIG_NF_CONNTRACK_TIMEOUT: flows of Services that ask for a timeout expire as others do",
+            ),
+        )
 
-def build_hash_feature(is_lacking: Callable[[], bool]) -> OptionalFeature:
-    return OptionalFeature(
-        is_lacking,
-        lambda plan: plan.balancing is not None and plan.balancing.scheduler.is_hash,
-        lambda plan: msgspec.structs.replace(plan, balancing=None),
-        "HashMissing",
-        "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
-    )
+    def check(self, plans: Mapping[ServicePortName, ServicePlan | None], *, again: bool = False) -> None:
+        for feature in self._features:
+            feature.check(plans, again=again)
 
+    def remove_unsupported(self, plan: ServicePlan) -> ServicePlan:
+        """Return the plan without what the kernel lacks."""
+        for feature in self._features:
+            plan = feature.remove_unsupported(plan)
+        return plan
 
-def build_timeout_feature(is_lacking: Callable[[], bool]) -> OptionalFeature:
-    return OptionalFeature(
-        is_lacking,
-        lambda plan: bool(plan.flow_timeout),
-        lambda plan: msgspec.structs.replace(plan, flow_timeout=0),
-        "FlowTimeoutsMissing",
-        "the kernel lacks CONFIG_NF_CONNTRACK_TIMEOUT: flows of Services that ask for a timeout expire as others do",
-    )
+    def find_conditions(self) -> tuple[Condition, ...]:
+        """Return one condition about everything missing that some Service asks for."""
+        missed = [feature for feature in self._features if feature.is_missed]
+        if not missed:
+            return ()
+        message = "; ".join(feature.message for feature in missed)
+        return (Condition.false("KernelFeatures", missed[0].reason, message),)
