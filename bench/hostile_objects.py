@@ -151,6 +151,18 @@ SCENARIOS: Mapping[str, Scenario] = {
             *_slices("hostile", 100, 1, 10),
         ],
     ),
+    "frontends": Scenario(
+        "1,000 ports x 300 external IPs, 2 endpoints",
+        lambda: [
+            service(
+                "hostile",
+                "10.96.1.1",
+                ports=_ports(1000),
+                externalIPs=[_address(192, (168 << 16) + number) for number in range(300)],
+            ),
+            *_slices("hostile", 1000, 1, 2),
+        ],
+    ),
     "names": Scenario("1,000 Services, names and labels at limits", lambda: list(_named_at_limits(1000))),
     "node": Scenario(
         "Node with 1,000 addresses and labels, 20 changes",

@@ -14,8 +14,7 @@ from pointsman.explain.target import BadQuestion, Question, parse_target
 from pointsman.node.inspector import Inspector
 from pointsman.report.history import HistoryQuery, HistoryReport
 from pointsman.report.samples import ServiceTraffic
-from pointsman.report.service_list import MAX_ROWS, ListQuery, ServiceList, ServicePage
-from pointsman.report.status import StatusReport, Verification
+from pointsman.report.service_list import MAX_ROWS, ListQuery, ServicePage
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 
 T = TypeVar("T", Question, ListQuery, HistoryQuery)
@@ -23,21 +22,11 @@ T = TypeVar("T", Question, ListQuery, HistoryQuery)
 
 def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
     """Return the handlers of the control socket."""
-
-    async def status(_request: Request) -> StatusReport:
-        return await inspector.status()
-
-    async def verify(_request: Request) -> Verification:
-        return await inspector.verify()
-
-    async def list_services(request: Request) -> ServiceList | bytes:
-        return await inspector.list(_decode(request, ListQuery))
-
     return {
-        "/status": _answer_with(status),
-        "/verify": _answer_with(verify),
+        "/status": _answer_with(lambda _request: inspector.status()),
+        "/verify": _answer_with(lambda _request: inspector.verify()),
         "/explain": _answer_with(partial(_explain, inspector, kernel=True)),
-        "/list": _answer_with(list_services),
+        "/list": _answer_with(lambda request: inspector.list(_decode(request, ListQuery))),
         "/events": _answer_with(partial(_list_events, inspector)),
     }
 
@@ -45,25 +34,23 @@ def build_control_routes(inspector: Inspector) -> dict[str, Handler]:
 def build_page_data_routes(inspector: Inspector) -> dict[str, Handler]:
     """Return the handlers for the status page, which reads of the kernel only samples of the traffic."""
 
-    async def status(_request: Request) -> StatusReport:
-        return await inspector.status(count=False)
-
-    async def services(request: Request) -> ServicePage:
-        query = request.query
-        offset, limit = _parse_number(query.get("offset"), 0), _parse_number(query.get("limit"), MAX_ROWS)
-        search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
-        return await inspector.services(search, offset, limit, sort, reverse=reverse)
-
-    async def traffic(request: Request) -> ServiceTraffic:
+    async def find_traffic(request: Request) -> ServiceTraffic:
         return inspector.traffic(request.query.get("service", ""))
 
     return {
-        "/status.json": _answer_with(status),
-        "/services.json": _answer_with(services),
+        "/status.json": _answer_with(lambda _request: inspector.status(count=False)),
+        "/services.json": _answer_with(partial(_list_services, inspector)),
         "/explain.json": _answer_with(partial(_explain, inspector, kernel=False)),
         "/events.json": _answer_with(partial(_list_events, inspector)),
-        "/traffic.json": _answer_with(traffic),
+        "/traffic.json": _answer_with(find_traffic),
     }
+
+
+async def _list_services(inspector: Inspector, request: Request) -> ServicePage:
+    query = request.query
+    offset, limit = _parse_number(query.get("offset"), 0), _parse_number(query.get("limit"), MAX_ROWS)
+    search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
+    return await inspector.services(search, offset, limit, sort, reverse=reverse)
 
 
 async def _explain(inspector: Inspector, request: Request, *, kernel: bool) -> Explanation:

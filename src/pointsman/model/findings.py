@@ -58,6 +58,7 @@ class Code(enum.StrEnum):
     FORBIDDEN_CLUSTER_IP = "ForbiddenClusterIP"
     MORE_PROBLEMS = "MoreProblems"
     SLOW_START_IGNORED = "SlowStartIgnored"
+    TOO_MANY_FRONTENDS = "TooManyFrontends"
 
     # Fields of an EndpointSlice.
     BAD_ENDPOINT_ADDRESS = "BadEndpointAddress"

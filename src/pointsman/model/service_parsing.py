@@ -24,7 +24,7 @@ from pointsman.model.balancing import (
     parse_seconds,
     read_annotation,
 )
-from pointsman.model.findings import Code, Finding, bad_annotation, clip
+from pointsman.model.findings import Code, Finding, Value, bad_annotation, clip
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Meta, Service, ServicePortSpec
 from pointsman.model.service import (
     DEFAULT_AFFINITY_SECONDS,
@@ -44,6 +44,11 @@ from pointsman.model.service import (
     ServiceSettings,
     SourceRanges,
 )
+
+MAX_FRONTENDS = 50_000
+"""Limit of ports times addresses of one Service. The API has none but the size of an object: 10,000 times 10,000 would fit."""
+_MIN_EXTRA_ADDRESSES = 2
+"""Load-balancer and external IPs that are served however many ports there are."""
 
 _TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer")}
 """Types with service ports; each string is held once."""
@@ -113,6 +118,7 @@ def parse_service_ports(
         return ParsedService({}, findings)
     addresses = _parse_addresses(service, family, known, allow_external_ips=allow_external_ips)
     findings += addresses.findings
+    load_balancer_ips, external_ips = _limit_addresses(service, addresses, findings)
     settings = _parse_settings(service, addresses, findings)
     ports: dict[ServicePortName, ServicePort] = {}
     for entry in service.spec.ports or ():
@@ -124,8 +130,8 @@ def parse_service_ports(
                 cluster_ip,
                 entry.port,
                 entry.node_port,
-                addresses.external_ips,
-                addresses.load_balancer_ips,
+                external_ips,
+                load_balancer_ips,
                 settings,
             )
     return ParsedService(ports, list(dict.fromkeys(findings)), addresses)
@@ -183,6 +189,22 @@ def _parse_addresses(
         other_family_only,
         tuple(findings),
     )
+
+
+def _limit_addresses(
+    service: Service, addresses: ServiceAddresses, findings: list[Finding]
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Return load-balancer and external IPs, without the last ones where there are too many ports for all of them."""
+    load_balancer_ips, external_ips = addresses.load_balancer_ips, addresses.external_ips
+    ports, given = len(service.spec.ports or ()), len(load_balancer_ips) + len(external_ips)
+    # Each port is served at the cluster IP and, perhaps, as a node port as well.
+    limit = max(MAX_FRONTENDS // max(1, ports) - 2, _MIN_EXTRA_ADDRESSES)
+    if given <= limit:
+        return load_balancer_ips, external_ips
+    parameters: dict[str, Value] = {"limit": limit, "addresses": given, "ports": ports}
+    findings.append(Finding(Code.TOO_MANY_FRONTENDS, parameters=parameters))
+    load_balancer_ips = load_balancer_ips[:limit]
+    return load_balancer_ips, external_ips[: limit - len(load_balancer_ips)]
 
 
 def _parse_cluster_ip(service: Service, family: Family, findings: list[Finding]) -> bytes | None:

@@ -51,14 +51,6 @@ _LATEST_CREATION_TIME = "9999-12-31T23:59:59Z"
 """The older Service wins a contested address: any other."""
 
 
-class _Echo(msgspec.Struct):
-    """The listener of one IP family."""
-
-    address: bytes
-    server: asyncio.Server
-    port: int
-
-
 class _Cause(msgspec.Struct, frozen=True):
     """The likely cause of a failure, valid until a point in time."""
 
@@ -86,7 +78,8 @@ class DatapathProbe:
             family: address for family, address in addresses.items() if family in proxy.families
         }
         self._sleep, self._timeout, self._cause_timeout = sleep, timeout, cause_timeout
-        self._echoes: dict[Family, _Echo] = {}
+        self._listeners: dict[Family, tuple[bytes, asyncio.Server]] = {}
+        """With their addresses."""
         self._causes: dict[Family, _Cause] = {}
         self._conditions: dict[Family, Condition] = {}
         proxy.board.add_source("datapath", self.conditions)
@@ -108,8 +101,8 @@ class DatapathProbe:
                     await self._probe(family)
                 await self._sleep(PROBE_INTERVAL_SECONDS)
         finally:
-            for echo in self._echoes.values():
-                echo.server.close()
+            for _, server in self._listeners.values():
+                server.close()
 
     async def _probe(self, family: Family) -> None:
         """Probe once. The result is published before its cause is searched for, which may take long."""
@@ -148,18 +141,18 @@ class DatapathProbe:
     async def _listen(self, family: Family) -> None:
         """Keep a listener at an address of this node; open a new one when that address is removed."""
         own = self._proxy.node.addresses[family]
-        echo = self._echoes.get(family)
-        if echo is not None:
-            if echo.address in own:
+        if family in self._listeners:
+            address, server = self._listeners[family]
+            if address in own:
                 return
-            del self._echoes[family]
-            echo.server.close()
+            del self._listeners[family]
+            server.close()
         usable = next((address for address in own if find_unusable_reason(address) is None), None)
         if usable is None:
             raise OSError(f"this node has no {family.value} address")
         server = await asyncio.start_server(self._echo, address_text(usable), 0)
         port = server.sockets[0].getsockname()[1]
-        self._echoes[family] = _Echo(usable, server, port)
+        self._listeners[family] = usable, server
         self._proxy.add(build_probe_slice(family, usable, port, self._proxy.node.name))
 
     async def _connect(self, family: Family) -> str:

@@ -44,6 +44,7 @@ _MESSAGES: Mapping[Code, Template] = {
     Code.FORBIDDEN_CLUSTER_IP: "clusterIP {value!r} is a {reason} address",
     Code.MORE_PROBLEMS: "{count} more problems in this object",
     Code.SLOW_START_IGNORED: "annotation {annotation} has no effect with {scheduler}: all nodes must choose the same endpoint",
+    Code.TOO_MANY_FRONTENDS: "only the first {limit} of {addresses} load-balancer and external IPs are served: there are {ports} ports at each",
     # Fields of an EndpointSlice.
     Code.BAD_ENDPOINT_ADDRESS: "endpoint address {value!r} is not an IP address",
     Code.BAD_ENDPOINT_PORT: "port {port!r}: invalid {field} {value!r}",
@@ -190,6 +191,7 @@ _REMEDIES: Mapping[Code, Template] = {
             Code.MORE_PROBLEMS,
             Code.SLOW_START_IGNORED,
             Code.TOO_MANY_ENDPOINT_PORTS,
+            Code.TOO_MANY_FRONTENDS,
             Code.WRONG_FAMILY_ENDPOINT,
         ),
         _CORRECT,

@@ -8,9 +8,9 @@ from tests.factory import packed, service
 
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code
-from pointsman.model.objects import Service
+from pointsman.model.objects import Service, ServiceStatus
 from pointsman.model.service import FlowTimeouts, Protocol, ServicePort, ServicePortName
-from pointsman.model.service_parsing import find_skip_reason, parse_service_ports
+from pointsman.model.service_parsing import MAX_FRONTENDS, find_skip_reason, parse_service_ports
 
 
 def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
@@ -313,3 +313,27 @@ def test_findings_with_different_parameters_have_different_hashes() -> None:
     made = service(externalIPs=[f"225.0.{n // 256}.{n % 256}" for n in range(512)])
     findings = parse_service_ports(made, Family.IPV4).findings
     assert len({hash(finding) for finding in findings}) == len(findings)
+
+
+def test_ports_times_addresses_are_limited_and_the_rest_is_named() -> None:
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 1001)]
+    balancer = {"loadBalancer": {"ingress": [{"ip": f"198.51.100.{number}"} for number in range(1, 41)]}}
+    made = msgspec.structs.replace(
+        service(ports=ports, externalIPs=[f"192.0.2.{number}" for number in range(1, 101)]),
+        status=msgspec.convert(balancer, ServiceStatus),
+    )
+    found, findings, _ = parse_service_ports(made, Family.IPV4)
+    assert sum(port.frontend_count for port in found.values()) <= MAX_FRONTENDS
+    port = next(iter(found.values()))
+    assert (len(port.load_balancer_ips), len(port.external_ips)) == (40, 8)
+    assert [(one.code.value, dict(one.parameters)) for one in findings] == [
+        ("TooManyFrontends", {"limit": 48, "addresses": 140, "ports": 1000})
+    ]
+    assert port.external_ips == tuple(packed(f"192.0.2.{number}") for number in range(1, 9))
+
+
+def test_however_many_ports_a_load_balancer_address_is_served() -> None:
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 20_001)]
+    made = service(ports=ports, externalIPs=["192.0.2.1"])
+    assert next(iter(parse_service_ports(made, Family.IPV4).ports.values())).external_ips
+    assert reasons(made) == []
