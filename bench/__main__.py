@@ -59,6 +59,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "simulate": Benchmark("simulate", in_all=False),
     "slo": Benchmark("slo", in_all=False),
     "hostile": Benchmark("hostile", in_all=False),
+    "faults": Benchmark("faults", in_all=False),
     "reliability": Benchmark("reliability.parts", in_all=False),
 }
 

@@ -46,13 +46,11 @@ class Replica(Generic[T]):
         self._status.objects = len(self._versions)
         return Upsert(result)
 
-    def upsert_page(self, page: Page[T], seen: set[str]) -> Iterator[Upsert]:
-        """Yield the events of one page of a list; `seen` collects its keys."""
+    def upsert_page(self, page: Page[T], seen: set[str]) -> Iterator[Upsert | None]:
+        """Yield the event, or None, for each object in one page of a list; `seen` collects its keys."""
         for item in page.items:
             seen.add(item.key if isinstance(item, BadObject) else item.metadata.key)
-            event = self.upsert(item)
-            if event is not None:
-                yield event
+            yield self.upsert(item)
 
     def delete(self, key: str) -> Delete | None:
         """Return the event; None for an object that was never delivered."""

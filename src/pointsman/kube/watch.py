@@ -28,6 +28,8 @@ _log = get_log(__name__)
 
 PAGE_LIMIT = 2000
 """Measured: the best compromise between memory held for a page and round trips."""
+_OBJECTS_PER_TURN = 100
+"""Objects of a page after which others run."""
 _MIN_WATCH_SECONDS = 1.0
 _NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
 _RESUMABLE = (401, 403, 408, 429)
@@ -146,8 +148,11 @@ class ListWatch(Generic[T]):
             if page is None:
                 continue
             self._note_event()
-            for event in self._replica.upsert_page(page, seen):
-                await deliver(event)
+            for number, event in enumerate(self._replica.upsert_page(page, seen)):
+                if event is not None:
+                    await deliver(event)
+                if not number % _OBJECTS_PER_TURN:  # nothing is awaited for objects that cannot be used
+                    await asyncio.sleep(0)
             has_more = cursor.advance(page.metadata.continue_token)
             version = page.metadata.resource_version
         await self._finish_list(seen, version, deliver)

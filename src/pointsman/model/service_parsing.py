@@ -197,7 +197,7 @@ def _limit_addresses(
     """Return load-balancer and external IPs, without the last ones where there are too many ports for all of them."""
     load_balancer_ips, external_ips = addresses.load_balancer_ips, addresses.external_ips
     ports, given = len(service.spec.ports or ()), len(load_balancer_ips) + len(external_ips)
-    # Each port is served at the cluster IP and, perhaps, as a node port as well.
+    # Two more are counted for the cluster IP and the node port.
     limit = max(MAX_FRONTENDS // max(1, ports) - 2, _MIN_EXTRA_ADDRESSES)
     if given <= limit:
         return load_balancer_ips, external_ips

@@ -29,6 +29,7 @@ SMALLEST: Mapping[str, str] = {
     "balancing": "",
     "commands": "--services 10 --runs 1",
     "hostile": "--only node",
+    "faults": "--only memory lock soak --services 10 --seconds 3",
     "simulate": "",
     "slo": "--nodes 2 --services 10 --endpoints 2 --rates 10 --seconds 1 --cut 2 --soak 2",
 }

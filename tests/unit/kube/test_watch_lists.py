@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 
 import pytest
@@ -159,6 +161,21 @@ async def test_pages_too_dense_to_decode_are_requested_in_smaller_ones() -> None
             assert follower.status.failures_total == 0
         limits = [seen.query["limit"] for seen in server.requests if "limit" in seen.query]
     assert limits == ["12", "3", "3", "3", "3"]
+
+
+async def test_a_page_of_objects_that_cannot_be_used_lets_others_run() -> None:
+    items = [{"metadata": {"name": f"s{number}", "namespace": "a"}, "spec": 1} for number in range(5000)]
+    page = {"metadata": {"resourceVersion": "7"}, "items": items}
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(200, path="services", watch=False, body=json.dumps(page).encode())
+        async with following(server, watch_list=False) as follower:
+            seen: set[int] = {0}
+            while not follower.status.synced:
+                await asyncio.sleep(0)
+                seen.add(follower.status.bad_objects)
+    steps = [later - earlier for earlier, later in itertools.pairwise(sorted(seen))]
+    assert max(seen) == 5000
+    assert max(steps) <= 200
 
 
 async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_again_after_a_pause() -> None:
