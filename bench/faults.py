@@ -125,8 +125,8 @@ def limit_memory(options: argparse.Namespace) -> list[Row]:
             rows.append({"step": "changes", "peak_mib": process.peak_mib, "cgroup_mib": group.used / BLANKS})
             for command in COMMANDS:
                 process.forget_peak()
-                size = len(process.run_command(*command)) / 1e6
-                row = {"step": " ".join(command), "peak_mib": process.peak_mib, "answer_mb": size}
+                size = len(process.run_command(*command)) / 1e3
+                row = {"step": " ".join(command), "peak_mib": process.peak_mib, "answer_kb": size}
                 rows.append(row | {"cgroup_mib": group.used / BLANKS})
         finally:
             api.stop()
@@ -233,8 +233,8 @@ def soak(options: argparse.Namespace) -> list[Row]:
                 now = time.monotonic()
                 if now - sampled >= SAMPLE_SECONDS or not rows:
                     sampled = now
-                    done["connections"] += 1
-                    done["lost"] += not node.connect("10.96.0.10").lossless
+                    done["asked"] += 1
+                    done["unanswered"] += not node.connect("10.96.0.10").lossless
                     figures = {"changes": sent, "rss_mib": process.rss_mib, **done}
                     figures |= {"threads": process.threads(), "descriptors": process.descriptors()}
                     rows.append(
