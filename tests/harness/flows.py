@@ -14,8 +14,8 @@ from pointsman.lab.probe import (
     WIRES,
     Outcome,
     Probe,
+    classify_error,
     open_socket,
-    outcome_from_error,
     parse_answer,
 )
 
@@ -49,7 +49,7 @@ class Flow:
         try:
             outcome = parse_answer(self._sock.recv(4096))
         except OSError as error:
-            return outcome_from_error(error, started)
+            return classify_error(error, started)
         return msgspec.structs.replace(outcome, seconds=time.monotonic() - started)
 
     def close(self) -> None:
@@ -61,6 +61,6 @@ def ask_all(flows: Sequence[Flow]) -> list[Outcome]:
     started = time.monotonic()
     errors = [flow.send() for flow in flows]
     return [
-        flow.receive(started) if error is None else outcome_from_error(error, started)
+        flow.receive(started) if error is None else classify_error(error, started)
         for flow, error in zip(flows, errors, strict=True)
     ]

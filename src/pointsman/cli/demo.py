@@ -26,7 +26,7 @@ from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
-from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_through_table
+from pointsman.lab.picture import MAP, compute_median_milliseconds, find_path_through_table, render_answers
 from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, Probe, TrafficGenerator, connect
 from pointsman.lab.proxy import LabProxy, ProxyFailed, configuration
 from pointsman.report.status import StatusReport
@@ -224,12 +224,12 @@ class _Demo:
     ) -> None:
         outcomes = self._ask(probe, CONNECTIONS)
         self._out.expect({outcome.by for outcome in outcomes} == set(wanted))
-        for line in answer_bars(outcomes, self._out.screen, (*wanted, *also)):
+        for line in render_answers(outcomes, self._out.screen, (*wanted, *also)):
             self._out.say("   " + line)
         failed = sum(outcome.kind is not Kind.ANSWERED for outcome in outcomes)
         self._out.note(
             f"{moral} {self._out.format_failures(failed)} failed, "
-            f"median {median_milliseconds(outcomes):.2f} ms.".lstrip()
+            f"median {compute_median_milliseconds(outcomes):.2f} ms.".lstrip()
         )
 
     def _ask(self, probe: Probe, count: int) -> list[Outcome]:
@@ -252,7 +252,7 @@ def _show_kernel(out: _Output, cluster: Cluster) -> None:
         out.note("the program nft is not installed; `pointsman render` prints the same rules")
         return
     listing = cluster["n1"].run(("nft", "list", "table", "ip", "kube-proxy"))
-    for line in path_through_table(listing, address):
+    for line in find_path_through_table(listing, address):
         out.say("   " + (line if line.startswith(" ") else out.screen.bold(line)))
 
 

@@ -50,7 +50,7 @@ class Cluster:
         self._namespaces = {host.name: Namespace() for host in self._hosts}
         self.servers = EchoServers()
         try:
-            self._wire()
+            self._connect_hosts()
         except BaseException:
             self.close()
             raise
@@ -82,29 +82,29 @@ class Cluster:
             for port in ports:
                 self.servers.listen(name or host, (HOSTS[host].ipv4, HOSTS[host].ipv6), port)
 
-    def _wire(self) -> None:
+    def _connect_hosts(self) -> None:
         self._lan.write_sysctls(_EVERY_HOST)
         for name, namespace in self._namespaces.items():
             namespace.write_sysctls(_EVERY_HOST | (_ROUTER if name in NODES else {}))
         self._lan.run(
             ("ip", "-batch", "-"),
-            _bridge_commands("lan0", {f: f"{a}/{_lan_prefix(f)}" for f, a in GATEWAY.items()})
-            + self._port_commands(LAN, "lan0")
+            _build_bridge_commands("lan0", {f: f"{a}/{_find_lan_prefix(f)}" for f, a in GATEWAY.items()})
+            + self._build_port_commands(LAN, "lan0")
             + "route add blackhole 0.0.0.0/0\nroute add blackhole ::/0\n",
         )
         for node in filter(self._namespaces.__contains__, NODES):
             self._namespaces[node].run(
                 ("ip", "-batch", "-"),
-                _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/32", 6: f"{BRIDGE[node][6]}/128"})
+                _build_bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/32", 6: f"{BRIDGE[node][6]}/128"})
                 + "".join(f"route add {pod_range} dev cni0\n" for pod_range in POD_RANGES[node])
-                + self._port_commands(node, "cni0"),
+                + self._build_port_commands(node, "cni0"),
             )
         for host in self._hosts:
-            self._namespaces[host.name].run(("ip", "-batch", "-"), _host_commands(host))
+            self._namespaces[host.name].run(("ip", "-batch", "-"), _build_host_commands(host))
         for host in self._hosts:
             self._namespaces[host.name].wait_for_address(host.ipv6)
 
-    def _port_commands(self, network: str, bridge: str) -> str:
+    def _build_port_commands(self, network: str, bridge: str) -> str:
         lines = []
         for host in self._hosts:
             if host.network == network:
@@ -114,11 +114,11 @@ class Cluster:
         return "\n".join(lines) + "\n"
 
 
-def _lan_prefix(family: int) -> int:
+def _find_lan_prefix(family: int) -> int:
     return 24 if family == 4 else 64
 
 
-def _bridge_commands(name: str, addresses: Mapping[int, str]) -> str:
+def _build_bridge_commands(name: str, addresses: Mapping[int, str]) -> str:
     lines = [f"link add {name} type bridge mcast_snooping 0", "link set lo up"]
     lines += [
         f"addr add {address} dev {name}{' nodad' if family == 6 else ''}"
@@ -128,7 +128,7 @@ def _bridge_commands(name: str, addresses: Mapping[int, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _host_commands(host: Host) -> str:
+def _build_host_commands(host: Host) -> str:
     lines = ["link set eth0 up"]
     if host.name not in NODES:
         lines.append("link set lo up")
@@ -136,13 +136,13 @@ def _host_commands(host: Host) -> str:
         nodad = "" if family == 4 else " nodad"
         address = host.address(family)
         is_pod = host.name.startswith("pod")
-        prefix = (32 if family == 4 else 128) if is_pod else _lan_prefix(family)
+        prefix = (32 if family == 4 else 128) if is_pod else _find_lan_prefix(family)
         lines.append(f"addr add {address}/{prefix} dev eth0{nodad}")
-        lines += [f"route add {route}" for route in _routes(host, family)]
+        lines += [f"route add {route}" for route in _build_routes(host, family)]
     return "\n".join(lines) + "\n"
 
 
-def _routes(host: Host, family: int) -> list[str]:
+def _build_routes(host: Host, family: int) -> list[str]:
     """Routes of one host. Every pod has a /32 address, so traffic between pods passes through its node."""
     index = 0 if family == 4 else 1
     n1, n2 = HOSTS["n1"].address(family), HOSTS["n2"].address(family)

@@ -49,7 +49,7 @@ SERVICE_RANGES = ("10.96.0.0/12", "fd00:10:96::/112")
 ZONES = {"n1": "zone-a", "n2": "zone-b", "n3": "zone-c"}
 
 
-def _pod(number: int, node: int, network: str) -> Host:
+def _build_pod(number: int, node: int, network: str) -> Host:
     return Host(
         f"pod{number}",
         network,
@@ -64,12 +64,12 @@ HOSTS = {
     for host in (
         Host("n1", LAN, "172.30.0.10", "fd00:30::10", "n1"),
         Host("n2", LAN, "172.30.0.20", "fd00:30::20", "n2"),
-        _pod(1, 1, "n1"),
-        _pod(2, 1, "n1"),
-        _pod(3, 1, "n1"),
-        _pod(4, 2, "n2"),
-        _pod(5, 2, "n2"),
-        _pod(6, 3, LAN),
+        _build_pod(1, 1, "n1"),
+        _build_pod(2, 1, "n1"),
+        _build_pod(3, 1, "n1"),
+        _build_pod(4, 2, "n2"),
+        _build_pod(5, 2, "n2"),
+        _build_pod(6, 3, LAN),
         Host("client", LAN, "172.30.0.100", "fd00:30::100"),
         Host("client2", LAN, "172.30.0.200", "fd00:30::200"),
     )

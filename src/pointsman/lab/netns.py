@@ -36,7 +36,7 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def _own_namespace() -> int:
+def _open_own_namespace() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -66,7 +66,7 @@ class Namespace:
     """One network namespace. The kernel removes it when it is closed and no process runs in it."""
 
     def __init__(self) -> None:
-        home = _own_namespace()
+        home = _open_own_namespace()
         try:
             try:
                 _call("unshare", CLONE_NEWNET)
@@ -74,7 +74,7 @@ class Namespace:
                 if error.errno in (errno.EPERM, errno.EACCES):
                     raise LabUnavailable("network namespaces need root: run with sudo") from error
                 raise
-            self.fd = _own_namespace()
+            self.fd = _open_own_namespace()
             _call("setns", home, CLONE_NEWNET)
         finally:
             os.close(home)
@@ -87,7 +87,7 @@ class Namespace:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Create the sockets and processes of this thread inside the namespace."""
-        home = _own_namespace()
+        home = _open_own_namespace()
         try:
             _call("setns", self.fd, CLONE_NEWNET)
             try:

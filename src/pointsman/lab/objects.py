@@ -123,7 +123,7 @@ class LabService(msgspec.Struct, frozen=True):
 
     def _port(self, port: int, protocol: str) -> Manifest:
         made: Manifest = {
-            "name": _port_name(port, protocol),
+            "name": _format_port_name(port, protocol),
             "port": port,
             "protocol": protocol,
             "targetPort": TARGET_PORT,
@@ -146,7 +146,7 @@ class LabService(msgspec.Struct, frozen=True):
                         },
                         "addressType": f"IPv{family}",
                         "ports": [
-                            {"name": _port_name(port, protocol), "port": target, "protocol": protocol}
+                            {"name": _format_port_name(port, protocol), "port": target, "protocol": protocol}
                             for port in self.ports
                             for protocol in self.protocols
                         ],
@@ -154,7 +154,7 @@ class LabService(msgspec.Struct, frozen=True):
                     }
 
 
-def _port_name(port: int, protocol: str) -> str:
+def _format_port_name(port: int, protocol: str) -> str:
     return f"p{port}-{protocol.lower()}"
 
 

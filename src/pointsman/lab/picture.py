@@ -23,7 +23,7 @@ MAP = """\
 """
 
 
-def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str] = ()) -> list[str]:
+def render_answers(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str] = ()) -> list[str]:
     """Render one line per answering pod (node, bar, count, share, source addresses it saw), then failures.
 
     `hosts` are shown even when none of them answered.
@@ -34,14 +34,14 @@ def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str
         share = by[name] / len(outcomes) if outcomes else 0.0
         seen = sorted({o.seen for o in outcomes if o.by == name})
         drawn = screen.paint(draw_bar(share, screen), _COLOURS.get(name, 37))
-        note = f"sees {', '.join(map(_named, seen))}" if seen else screen.dim("no connections")
+        note = f"sees {', '.join(map(_name_address, seen))}" if seen else screen.dim("no connections")
         lines.append(f"{name} on {HOSTS[name].node}  {drawn} {by[name]:4d}  {share:4.0%}   {note}")
     failed = Counter(o.kind.value for o in outcomes if o.kind is not Kind.ANSWERED)
     lines += [screen.bad(f"{count} {kind}") for kind, count in sorted(failed.items())]
     return lines
 
 
-def _named(address: str) -> str:
+def _name_address(address: str) -> str:
     """Return the address with the name of its owner."""
     family = 6 if ":" in address else 4
     owners = {host.address(family): name for name, host in HOSTS.items()}
@@ -50,7 +50,7 @@ def _named(address: str) -> str:
     return f"{address} ({owners[address]})" if address in owners else address
 
 
-def median_milliseconds(outcomes: Sequence[Outcome]) -> float:
+def compute_median_milliseconds(outcomes: Sequence[Outcome]) -> float:
     """Return the median connect time of answered probes."""
     times = sorted(o.seconds for o in outcomes if o.kind is Kind.ANSWERED)
     return times[len(times) // 2] * 1000 if times else 0.0
@@ -60,7 +60,7 @@ _ELEMENTS = re.compile(r"\b(map|set) (\S+) \{(.*?)\n\t\}", re.DOTALL)
 _CHAIN_TARGET = re.compile(r"(?:goto|jump) (\S+)")
 
 
-def path_through_table(listing: str, address: str) -> list[str]:
+def find_path_through_table(listing: str, address: str) -> list[str]:
     """Return the elements that a packet to `address` matches in an nftables listing, and the chains they name."""
     lines: list[str] = []
     chains: dict[str, None] = {}

@@ -136,7 +136,7 @@ class Wire:
         """Return the outcome, or None for a packet that is not the answer."""
         if not received:
             return Outcome(Kind.REFUSED)
-        return msgspec.structs.replace(parse_answer(received), retransmissions=_retransmissions(sock))
+        return msgspec.structs.replace(parse_answer(received), retransmissions=_read_retransmissions(sock))
 
     def close(self, sock: socket.socket) -> None:
         # A reset leaves no TIME_WAIT behind, so thousands of probes do not exhaust the ports.
@@ -178,7 +178,7 @@ def open_socket(cluster: Cluster, probe: Probe, wire: Wire) -> socket.socket:
     return sock
 
 
-def _queued_error(sock: socket.socket) -> OSError | None:
+def _read_queued_error(sock: socket.socket) -> OSError | None:
     """The ICMP error waiting in a socket's error queue."""
     try:
         _, control, _, _ = sock.recvmsg(512, 512, socket.MSG_ERRQUEUE)
@@ -190,7 +190,7 @@ def _queued_error(sock: socket.socket) -> OSError | None:
     return None
 
 
-def _retransmissions(sock: socket.socket) -> int:
+def _read_retransmissions(sock: socket.socket) -> int:
     """`tcpi_total_retrans` of the kernel's struct tcp_info."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     return int(struct.unpack_from("=I", info, 100)[0])
@@ -201,7 +201,7 @@ def parse_answer(answer: bytes) -> Outcome:
     return Outcome(Kind.ANSWERED, name, seen)
 
 
-def outcome_from_error(error: OSError, started: float) -> Outcome:
+def classify_error(error: OSError, started: float) -> Outcome:
     seconds = time.monotonic() - started
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Outcome(Kind.TIMED_OUT, seconds=seconds)
@@ -258,7 +258,7 @@ class _ProbeRun:
             running.on_timeout = Kind.NOT_PERMITTED
         except OSError as error:
             sock.close()
-            self._outcomes[index] = outcome_from_error(error, started)
+            self._outcomes[index] = classify_error(error, started)
             return
         self._running[index] = running
         self._selector.register(sock, selectors.EVENT_READ, running)
@@ -271,10 +271,10 @@ class _ProbeRun:
         for key, _ in self._selector.select(max(0.0, oldest.started + self._timeout - now)):
             self._read(key.data)
         now = time.monotonic()
-        for running in list(self._expired(now)):
+        for running in list(self._find_expired(now)):
             self._finish(running, Outcome(running.on_timeout, seconds=now - running.started))
 
-    def _expired(self, now: float) -> Iterable[_Running]:
+    def _find_expired(self, now: float) -> Iterable[_Running]:
         return itertools.takewhile(lambda r: r.started + self._timeout <= now, self._running.values())
 
     def _read(self, running: _Running) -> None:
@@ -282,12 +282,12 @@ class _ProbeRun:
         try:
             received = sock.recv(4096)
         except BlockingIOError:
-            queued = _queued_error(sock)
+            queued = _read_queued_error(sock)
             if queued is not None:
-                self._finish(running, outcome_from_error(queued, running.started))
+                self._finish(running, classify_error(queued, running.started))
             return
         except OSError as error:
-            self._finish(running, outcome_from_error(error, running.started))
+            self._finish(running, classify_error(error, running.started))
             return
         outcome = running.wire.read_answer(sock, received)
         if outcome is not None:

@@ -39,12 +39,12 @@ def family_of(address: bytes) -> Family:
 def address_from_text(text: str) -> bytes | None:
     """Return the packed address, or None when the text is not an address."""
     if ":" not in text:
-        return _ipv4_from_text(text)
+        return _parse_ipv4(text)
     if "%" in text:
         return None
     head, _, tail = text.rpartition(":")
     if "." in tail:
-        v4 = _ipv4_from_text(tail)
+        v4 = _parse_ipv4(tail)
         if v4 is None:
             return None
         text = f"{head}:{v4[0]:02x}{v4[1]:02x}:{v4[2]:02x}{v4[3]:02x}"
@@ -65,17 +65,17 @@ def address_and_text(text: str) -> tuple[bytes, str] | None:
     return None if address is None else (address, address_text(address))
 
 
-def _ipv4_from_text(text: str) -> bytes | None:
+def _parse_ipv4(text: str) -> bytes | None:
     parts = text.split(".")
     if len(parts) != 4:
         return None
     try:
         return bytes([_OCTETS[part] for part in parts])
     except KeyError:
-        return _sloppy_ipv4(parts)
+        return _parse_sloppy_ipv4(parts)
 
 
-def _sloppy_ipv4(parts: list[str]) -> bytes | None:
+def _parse_sloppy_ipv4(parts: list[str]) -> bytes | None:
     for part in parts:
         if not part or not part.isascii() or not part.isdigit():
             return None

@@ -140,7 +140,7 @@ def merge_endpoints(
         for endpoint in endpoints:
             key = (endpoint.address, endpoint.port)  # its identity, without the price of a property
             known = best.get(key)
-            if known is None or _rank(endpoint) > _rank(known):
+            if known is None or _compute_rank(endpoint) > _compute_rank(known):
                 best[key] = endpoint
     known_texts = {} if texts is None else texts
     keyed = []
@@ -153,7 +153,7 @@ def merge_endpoints(
     return tuple([endpoint for _, endpoint in keyed])
 
 
-def _rank(
+def _compute_rank(
     endpoint: Endpoint,
 ) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str, str, int]:
     return (
@@ -202,7 +202,7 @@ def _find_usable_endpoints(
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_key(name: str, protocol: str) -> PortKey:
+def _build_shared_key(name: str, protocol: str) -> PortKey:
     return sys.intern(name), Protocol[protocol]
 
 
@@ -213,7 +213,7 @@ def _parse_port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
         findings.append(Finding(Code.BAD_ENDPOINT_PORT, parameters=parameters))
         return None
     try:
-        return _shared_key(name, port.protocol or "TCP")
+        return _build_shared_key(name, port.protocol or "TCP")
     except KeyError:
         parameters = {"port": clip(name), "field": "protocol", "value": clip(port.protocol or "")}
         findings.append(Finding(Code.BAD_ENDPOINT_PORT, parameters=parameters))

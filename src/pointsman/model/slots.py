@@ -189,7 +189,7 @@ class HashBudget:
         self, name: ServicePortName, port: ServicePort | None, endpoints: int, defaults: BalancingDefaults
     ) -> None:
         """Replace the cost of a service port with so many endpoints; None where it does not exist any more."""
-        if name not in self._costs and (port is None or not _may_hash(port, defaults)):
+        if name not in self._costs and (port is None or not _is_hashable(port, defaults)):
             return
         cost = _compute_extra_elements(port, endpoints, defaults) if port is not None else 0
         found = ((port.service.created, name), cost) if port is not None and cost else None
@@ -217,7 +217,7 @@ class HashBudget:
         return before ^ self.exceeding
 
 
-def _may_hash(port: ServicePort, defaults: BalancingDefaults) -> bool:
+def _is_hashable(port: ServicePort, defaults: BalancingDefaults) -> bool:
     return port.service.balancing is not NO_REQUEST or defaults.scheduler is not Scheduler.RANDOM
 
 

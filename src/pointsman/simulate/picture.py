@@ -117,7 +117,7 @@ def _describe_cluster(report: Report) -> str:
 
 def _draw(simulation: Simulation, title: str, all_zones: Sequence[str]) -> str:
     """Zones on a circle, at the same place in every picture; an arrow is as wide as its part of all connections."""
-    places = {zone: _place(index, len(all_zones)) for index, zone in enumerate(all_zones)}
+    places = {zone: _compute_place(index, len(all_zones)) for index, zone in enumerate(all_zones)}
     box_width = _compute_box_width(list(places.values()))
     zones = _list_zones(simulation)
     arrows = [
@@ -152,7 +152,7 @@ def _list_zones(*simulations: Simulation) -> list[str]:
     return list(found)
 
 
-def _place(index: int, count: int) -> tuple[float, float]:
+def _compute_place(index: int, count: int) -> tuple[float, float]:
     radius = _RADIUS if count > 1 else 0
     angle = 2 * math.pi * index / count - math.pi / 2
     return _SIZE / 2 + radius * math.cos(angle), _SIZE / 2 + 22 + radius * math.sin(angle)

@@ -123,7 +123,9 @@ def _find_changes(before: Simulation, after: Simulation, limits: Limits) -> list
         old, new = former.get(identity), latter.get(identity)
         if old != new:
             changes.append(TrafficChange(old, new, tuple(_find_grown(old, new, limits.growth))))
-    changes.sort(key=lambda one: (not one.goes_down, not one.worsens, -max_growth(one), one.traffic.identity))
+    changes.sort(
+        key=lambda one: (not one.goes_down, not one.worsens, -find_max_growth(one), one.traffic.identity)
+    )
     return changes
 
 
@@ -137,7 +139,7 @@ def _find_grown(before: Traffic | None, after: Traffic | None, factor: float) ->
             yield Growth(one.address, one.pod, share, one.share)
 
 
-def max_growth(change: TrafficChange) -> float:
+def find_max_growth(change: TrafficChange) -> float:
     """Return the largest factor among the endpoints of a change; 1 where none grows beyond the limit."""
     return max((one.factor for one in change.grown), default=1.0)
 

@@ -253,14 +253,14 @@ class _PortSimulator:
             return known
         endpoints = self._endpoints
         if group.node:
-            endpoints = tuple(_as_seen_from(endpoint, group.node) for endpoint in endpoints)
+            endpoints = tuple(_view_from(endpoint, group.node) for endpoint in endpoints)
         context = msgspec.structs.replace(self._context, node_name=group.node, zone=group.zone)
         plan = plan_service_port(self._port, endpoints, context, self._lost)
         self._plans[group.node, group.zone] = plan
         return plan
 
 
-def _as_seen_from(endpoint: Endpoint, node: str) -> Endpoint:
+def _view_from(endpoint: Endpoint, node: str) -> Endpoint:
     if endpoint.node != node:
         return endpoint
     state = msgspec.structs.replace(endpoint.state, local=True)

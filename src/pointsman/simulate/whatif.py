@@ -67,7 +67,7 @@ class WhatIf(msgspec.Struct, frozen=True):
             cluster, key = _set_field(cluster, text)
             touched.add(key)
         for text in self.scales:
-            cluster, key = _scale(cluster, text)
+            cluster, key = _scale_service(cluster, text)
             touched.add(key)
         cluster = _write_hints(cluster, touched)
         for text in self.removals:
@@ -103,7 +103,7 @@ def _find_service(cluster: Cluster, name: str, given: str) -> Service:
     return found
 
 
-def _scale(cluster: Cluster, text: str) -> tuple[Cluster, str]:
+def _scale_service(cluster: Cluster, text: str) -> tuple[Cluster, str]:
     name, _, count = text.partition("=")
     if not count.isdecimal() or int(count) > MAX_REPLICAS:
         raise ConfigError(
@@ -113,7 +113,7 @@ def _scale(cluster: Cluster, text: str) -> tuple[Cluster, str]:
     slices = dict(cluster.slices)
     families: dict[str, list[EndpointSlice]] = {}
     for item in slices.values():
-        if _owner_of(item) == key:
+        if _find_owner(item) == key:
             families.setdefault(item.address_type, []).append(item)
     if not families:
         raise ConfigError(
@@ -177,10 +177,10 @@ def _remove(cluster: Cluster, text: str) -> Cluster:
     kind, _, name = text.partition("/")
     if kind == "node":
         _require(text, name, cluster.nodes)
-        return _without_nodes(cluster, {name})
+        return _remove_nodes(cluster, {name})
     if kind == "zone":
         _require(text, name, cluster.zones)
-        return _without_nodes(cluster, {node for node in cluster.nodes if cluster.find_zone(node) == name})
+        return _remove_nodes(cluster, {node for node in cluster.nodes if cluster.find_zone(node) == name})
     if kind != "pod" or name.count("/") != 1:
         raise ConfigError([f"--remove {text}: must be node/NAME, zone/NAME or pod/NAMESPACE/NAME"])
     pods = {
@@ -203,7 +203,7 @@ def _require(text: str, name: str, known: Collection[str]) -> None:
         raise ConfigError([f"--remove {text}: not found{did_you_mean(name, known)}"])
 
 
-def _without_nodes(cluster: Cluster, removed: set[str]) -> Cluster:
+def _remove_nodes(cluster: Cluster, removed: set[str]) -> Cluster:
     left = {name: node for name, node in cluster.nodes.items() if name not in removed}
     smaller = msgspec.structs.replace(cluster, nodes=left)
     return _filter_endpoints(smaller, lambda _slice, endpoint: endpoint.node_name not in removed)
@@ -216,11 +216,11 @@ def _filter_endpoints(cluster: Cluster, keep: KeepEndpoint) -> Cluster:
         kept = [endpoint for endpoint in item.endpoints or () if keep(item, endpoint)]
         if len(kept) != len(item.endpoints or ()):
             slices[key] = msgspec.structs.replace(item, endpoints=kept)
-            touched.add(_owner_of(item))
+            touched.add(_find_owner(item))
     return _write_hints(msgspec.structs.replace(cluster, slices=slices), touched)
 
 
-def _owner_of(item: EndpointSlice) -> str:
+def _find_owner(item: EndpointSlice) -> str:
     return f"{item.metadata.namespace}/{item.metadata.label(SERVICE_NAME_LABEL)}"
 
 
@@ -231,18 +231,18 @@ def _write_hints(cluster: Cluster, touched: set[str]) -> Cluster:
     """
     slices = dict(cluster.slices)
     for key, item in cluster.slices.items():
-        service = cluster.services.get(_owner_of(item))
+        service = cluster.services.get(_find_owner(item))
         if service is None or service.metadata.key not in touched:
             continue
         distribution = service.spec.traffic_distribution
         if distribution is not None:
             preference = _DISTRIBUTIONS.get(distribution, _NO_PREFERENCE)
-            hinted = [_hint(endpoint, preference) for endpoint in item.endpoints or ()]
+            hinted = [_write_hint(endpoint, preference) for endpoint in item.endpoints or ()]
             slices[key] = msgspec.structs.replace(item, endpoints=hinted)
     return msgspec.structs.replace(cluster, slices=slices)
 
 
-def _hint(endpoint: SliceEndpoint, preference: str) -> SliceEndpoint:
+def _write_hint(endpoint: SliceEndpoint, preference: str) -> SliceEndpoint:
     ready = endpoint.conditions is None or endpoint.conditions.ready is not False
     if not ready or not endpoint.zone or preference == _NO_PREFERENCE:
         return msgspec.structs.replace(endpoint, hints=None)

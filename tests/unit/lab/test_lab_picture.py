@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.lab.picture import answer_bars, median_milliseconds, path_through_table
+from pointsman.lab.picture import compute_median_milliseconds, find_path_through_table, render_answers
 from pointsman.lab.probe import Kind, Outcome
 from pointsman.screen import Screen, draw_bar
 
@@ -48,7 +48,7 @@ def test_bars_name_who_answered_whom_they_saw_and_what_failed() -> None:
         Outcome(Kind.ANSWERED, "pod1", "192.0.2.7", 0.003),
         Outcome(Kind.TIMED_OUT, seconds=1.0),
     ]
-    lines = answer_bars(outcomes, PLAIN, ("pod2",))
+    lines = render_answers(outcomes, PLAIN, ("pod2",))
     assert "pod1 on n1" in lines[0]
     assert "3   75%" in lines[0]
     assert "10.244.1.13 (pod3)" in lines[0]
@@ -56,18 +56,18 @@ def test_bars_name_who_answered_whom_they_saw_and_what_failed() -> None:
     assert "192.0.2.7" in lines[0]
     assert "no connections" in lines[1]
     assert lines[2] == "1 timed out"
-    assert median_milliseconds(outcomes) == 2.0
+    assert compute_median_milliseconds(outcomes) == 2.0
 
 
 def test_no_outcomes_draw_empty_bars() -> None:
-    assert "0%" in answer_bars([], PLAIN, ("pod1",))[0]
-    assert median_milliseconds([]) == 0.0
+    assert "0%" in render_answers([], PLAIN, ("pod1",))[0]
+    assert compute_median_milliseconds([]) == 0.0
 
 
 def test_colours_only_where_asked_for() -> None:
     outcomes = [Outcome(Kind.ANSWERED, "pod1", "10.244.1.13")]
-    assert "\x1b[" in answer_bars(outcomes, Screen())[0]
-    assert "\x1b[" not in answer_bars(outcomes, PLAIN)[0]
+    assert "\x1b[" in render_answers(outcomes, Screen())[0]
+    assert "\x1b[" not in render_answers(outcomes, PLAIN)[0]
 
 
 def test_box_drawing_has_a_plain_form() -> None:
@@ -76,7 +76,7 @@ def test_box_drawing_has_a_plain_form() -> None:
 
 
 def test_path_shows_the_elements_of_one_address_and_the_chains_they_lead_to() -> None:
-    assert path_through_table(LISTING, "10.96.1.1") == [
+    assert find_path_through_table(LISTING, "10.96.1.1") == [
         "map service-ips",
         "    10.96.1.1 . tcp . 80 : goto lb-2",
         "map endpoints",
