@@ -72,7 +72,7 @@ def parse_clients(text: str, view: FamilyView) -> tuple[Client, ...]:
 
 
 def _find_pod_addresses(text: str, view: FamilyView) -> list[bytes]:
-    """Where a pod is, by its name or NAMESPACE/NAME, as far as it is an endpoint of some Service."""
+    """Return the addresses of a pod, by its name or NAMESPACE/NAME, where it is an endpoint of some Service."""
     namespace, _, pod = text.rpartition("/")
     return sorted(
         {

@@ -62,8 +62,8 @@ def drop_kind(name: str) -> str:
 
 
 def parse_target(text: str, namespace: str = "") -> Target:
-    """The target; `namespace` is where a name without one is looked for. Raises BadQuestion with the accepted forms."""
-    body, port = _without_scheme(text.strip())
+    """Return the target; `namespace` is where a name without one is looked for. Raises BadQuestion with the accepted forms."""
+    body, port = _split_scheme(text.strip())
     protocol = None
     head, slash, tail = body.rpartition("/")
     if slash and tail.upper() in Protocol.__members__:
@@ -81,8 +81,8 @@ def parse_target(text: str, namespace: str = "") -> Target:
     return msgspec.structs.replace(target, namespace=target.namespace or namespace)
 
 
-def _without_scheme(text: str) -> tuple[str, str]:
-    """What a URL leads to, and the port that its scheme implies; other text as it is."""
+def _split_scheme(text: str) -> tuple[str, str]:
+    """Return the host of a URL and the port that its scheme implies; other text as it is."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text, ""
@@ -109,7 +109,7 @@ def _parse_name(text: str, name: str, port: str, protocol: Protocol | None) -> T
 
 
 def _parse_dns_name(target: Target) -> Target:
-    """The Service behind a DNS name, whatever the cluster's domain: `[_port._protocol.|POD.]SERVICE.NAMESPACE[.svc[.DOMAIN]]`."""
+    """Return the Service behind a DNS name, whatever the cluster's domain: `[_port._protocol.|POD.]SERVICE.NAMESPACE[.svc[.DOMAIN]]`."""
     name, port, protocol = target.service.rstrip("."), target.port, target.protocol
     labels = name.split(".")
     if not all(labels):
@@ -135,7 +135,7 @@ def _build_unclear(text: str) -> BadQuestion:
 
 
 def _parse_address(text: str) -> tuple[bytes, int] | None:
-    """Address and port where the text means one; port 0 means any. Raises BadQuestion for a mistyped one."""
+    """Return address and port where the text means one; port 0 means any. Raises BadQuestion for a mistyped one."""
     whole = address_from_text(text.removeprefix("[").removesuffix("]"))
     if whole is not None:
         return whole, 0

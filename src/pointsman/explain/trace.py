@@ -94,9 +94,9 @@ def build_trace_report(
     explanation: Explanation,
     notes: tuple[str, ...] = (),
 ) -> TraceReport:
-    """The way of the first packet among the events; `chains` has every chain they name, with its rules."""
-    theirs = [event for event in events if not event.ours]
-    first = [event for event in theirs if event.packet == theirs[0].packet]
+    """Return the way of the first packet among the events; `chains` has every chain they name, with its rules."""
+    foreign = [event for event in events if not event.ours]
+    first = [event for event in foreign if event.packet == foreign[0].packet]
     acts = [_find_act(event, chains.get((event.table, event.chain))) for event in first]
     stages = tuple(_build_stages(acts, interfaces, explanation))
     passed = not any(act.action in _ENDS for act in acts)
@@ -195,7 +195,7 @@ def _render_result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
 
 
 def render_trace(report: TraceReport, screen: Screen = PLAIN) -> str:
-    """For a terminal, ending with a newline."""
+    """Return the report for a terminal, ending with a newline."""
     lines = [report.question]
     for stage in report.stages:
         lines += ["", *_render_stage(stage)]
