@@ -56,7 +56,7 @@ class Obstruction(NamedTuple):
     """Addresses without a route."""
 
 
-class _Input(NamedTuple):
+class CheckInput(NamedTuple):
     """What a round takes from the event loop, for one IP family."""
 
     context: NodeContext
@@ -67,13 +67,25 @@ class _Input(NamedTuple):
     states: Mapping[ServicePortName, PortState]
 
 
-class _Grouping(NamedTuple):
-    """The endpoints of one IP family, as of one version."""
+class EndpointGrouper:
+    """Groups the endpoints of one IP family when their version changed, at bounded cost."""
 
-    version: tuple[object, ...] = ()
-    groups: EndpointGroups = EndpointGroups()
-    until: float = 0.0
-    """Not grouped again before this time (monotonic)."""
+    def __init__(self) -> None:
+        self._version: tuple[object, ...] = ()
+        self._groups = EndpointGroups()
+        self._next_at = 0.0
+
+    def group(self, one: CheckInput) -> EndpointGroups:
+        """Return the groups; shortly after a grouping that took long, those of an earlier version."""
+        if self._version != one.version and time.monotonic() >= self._next_at:
+            meter = CpuMeter()
+            self._groups = meter.run(
+                lambda: group_endpoints(one.states.values(), one.own_addresses, one.context.balancing)
+            )
+            self._version = one.version
+            pause = compute_pause(meter.last, OVERVIEW_PAUSE_FACTOR, 0.0, MAX_INTERVAL_SECONDS)
+            self._next_at = time.monotonic() + pause
+        return self._groups
 
 
 class HostChecks:
@@ -94,7 +106,7 @@ class HostChecks:
         self.rounds, self._cpu = 0, CpuMeter()
         self._proxy, self._host, self._check_machine = proxy, host, check_machine
         self._recorder, self._interval = recorder, interval
-        self._groupings: dict[Family, _Grouping] = {}
+        self._groupers = {family: EndpointGrouper() for family in proxy.families}
         self._views: dict[Family, HostView] = {}
         """As of the last round."""
         self._reverse_path: deque[tuple[float, int]] = deque()
@@ -163,16 +175,16 @@ class HostChecks:
                 return {(): count / limit}
         return {}
 
-    def _take_input(self, family: Family) -> _Input:
+    def _take_input(self, family: Family) -> CheckInput:
         proxy = self._proxy
         history = proxy.reporter.statuses[family].history
         addresses = proxy.node.addresses[family]
         version = (history[-1].at if history else 0.0, addresses)
         states = dict(proxy.families[family].tracker.states)
         ranges = parse_pod_ranges(proxy.node.facts)
-        return _Input(proxy.node.context(family), ranges, addresses, version, states)
+        return CheckInput(proxy.node.context(family), ranges, addresses, version, states)
 
-    def _check(self, inputs: list[_Input]) -> tuple[list[Condition], dict[Family, Obstruction]]:
+    def _check(self, inputs: list[CheckInput]) -> tuple[list[Condition], dict[Family, Obstruction]]:
         found: list[Condition] = []
         obstructions: dict[Family, Obstruction] = {}
         for one in inputs:
@@ -183,9 +195,9 @@ class HostChecks:
         found.extend(self._check_machine())
         return found, obstructions
 
-    def _look(self, one: _Input) -> HostView:
+    def _look(self, one: CheckInput) -> HostView:
         family = one.context.family
-        groups = self._group(one)
+        groups = self._groupers[family].group(one)
         ends = {end for group in groups.forwarded for end in (group.low, group.high)}
         facts = self._host.look(family, sorted(ends | groups.local.addresses))
         view = HostView(
@@ -206,18 +218,6 @@ class HostChecks:
         drops = last.drops if last is not None and is_same else tuple(find_foreign_drops(view))
         self._views[family] = msgspec.structs.replace(view, drops=drops)
         return self._views[family]
-
-    def _group(self, one: _Input) -> EndpointGroups:
-        last = self._groupings.get(one.context.family, _Grouping())
-        if last.version == one.version or time.monotonic() < last.until:
-            return last.groups
-        meter = CpuMeter()
-        groups = meter.run(
-            lambda: group_endpoints(one.states.values(), one.own_addresses, one.context.balancing)
-        )
-        until = time.monotonic() + compute_pause(meter.last, OVERVIEW_PAUSE_FACTOR, 0.0, MAX_INTERVAL_SECONDS)
-        self._groupings[one.context.family] = _Grouping(one.version, groups, until)
-        return groups
 
     def _count_reverse_path_drops(self, facts: HostFacts) -> int:
         """Return how many packets were dropped lately."""
