@@ -15,7 +15,7 @@ from pointsman.lab import HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.simulate.cluster import Cluster, WeightFile, build_cluster, weigh_by_file
 from pointsman.simulate.report import Limits, build_report
-from pointsman.simulate.traffic import ClientKind, Simulation, simulate
+from pointsman.simulate.traffic import Clients, Simulation, simulate
 from pointsman.simulate.whatif import WhatIf
 from pointsman.source.manifest_files import load_objects
 
@@ -54,7 +54,7 @@ def predict(simulation: Simulation, service: LabService) -> dict[str, float]:
     (traffic,) = (
         one
         for one in simulation.traffic
-        if (one.service, one.family, one.clients) == (service.name, "IPv4", ClientKind.INTERNAL)
+        if (one.service, one.family, one.clients) == (service.name, "IPv4", Clients.INTERNAL)
     )
     hosts = {host.address(4): name for name, host in HOSTS.items()}
     return {hosts[one.address.partition(":")[0]]: one.share for one in traffic.shares if one.share}

@@ -16,7 +16,7 @@ from pointsman.text import escape
 
 if TYPE_CHECKING:
     from pointsman.simulate.cluster import ClientWeights, Cluster
-    from pointsman.simulate.report import Report
+    from pointsman.simulate.report import SimulationReport
     from pointsman.simulate.traffic import Simulation
 
 _ABOUT = """Say where connections to Services go in a whole cluster: the share of each endpoint, how much stays on a node or in a
@@ -141,7 +141,7 @@ def _simulate(given: argparse.Namespace) -> int:
     return 0 if report.is_safe else 1
 
 
-def _print(given: argparse.Namespace, report: Report) -> None:
+def _print(given: argparse.Namespace, report: SimulationReport) -> None:
     if given.output in ("svg", "html"):
         from pointsman.simulate.picture import render_html, render_svg
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pointsman.simulate.report import Report, TrafficChange, compute_cross_zone, sort_worst_first
+from pointsman.simulate.report import SimulationReport, TrafficChange, compute_cross_zone, sort_worst_first
 from pointsman.simulate.text import (
     CHANGE_HEADING,
     HEADING,
@@ -57,7 +57,7 @@ th { color: var(--dim); font-weight: 600; } .down, .bad { color: var(--bad); } .
 """
 
 
-def render_svg(report: Report) -> str:
+def render_svg(report: SimulationReport) -> str:
     """Return the zones as an SVG document; with a change, before and after side by side."""
     pictures = _list_pictures(report)
     zones = _list_zones(*(simulation for _, simulation in pictures))
@@ -72,7 +72,7 @@ def render_svg(report: Report) -> str:
     )
 
 
-def render_html(report: Report) -> str:
+def render_html(report: SimulationReport) -> str:
     """Return a page with the pictures, the verdict, and a table of changes or of all service ports."""
     pictures = _list_pictures(report)
     zones = _list_zones(*(simulation for _, simulation in pictures))
@@ -96,13 +96,13 @@ def render_html(report: Report) -> str:
     )
 
 
-def _list_pictures(report: Report) -> list[tuple[str, Simulation]]:
+def _list_pictures(report: SimulationReport) -> list[tuple[str, Simulation]]:
     if report.changed is None:
         return [("Now", report.current)]
     return [("Now", report.current), ("After the change", report.changed)]
 
 
-def _describe(report: Report) -> str:
+def _describe(report: SimulationReport) -> str:
     return "; ".join(f"{title}: {_describe_crossing(one)}" for title, one in _list_pictures(report))
 
 
@@ -110,7 +110,7 @@ def _describe_crossing(simulation: Simulation) -> str:
     return f"{render_percent(compute_cross_zone(simulation))} of the connections cross zones"
 
 
-def _describe_cluster(report: Report) -> str:
+def _describe_cluster(report: SimulationReport) -> str:
     one = report.current
     return f"{one.services} Services, {one.nodes} nodes, {len(one.zones)} zones; clients {one.clients}"
 
@@ -221,7 +221,7 @@ def _draw_arrow(
     )
 
 
-def _render_results(report: Report) -> Iterator[str]:
+def _render_results(report: SimulationReport) -> Iterator[str]:
     if report.changed is not None:
         yield _render_line(render_verdict(report))
     for exceeded in report.exceeded[:MAX_ROWS]:

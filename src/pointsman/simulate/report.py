@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from pointsman.model.decision import WORST_FIRST, State
-from pointsman.simulate.traffic import Simulation, Traffic
+from pointsman.simulate.traffic import PortTraffic, Simulation
 
 DEFAULT_GROWTH = 1.5
 
@@ -40,12 +40,12 @@ class Growth(msgspec.Struct, frozen=True, rename="camel"):
 class TrafficChange(msgspec.Struct, frozen=True, rename="camel"):
     """Traffic of one service port that a change affects; None where the port does not exist."""
 
-    before: Traffic | None
-    after: Traffic | None
+    before: PortTraffic | None
+    after: PortTraffic | None
     grown: tuple[Growth, ...] = ()
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> PortTraffic:
         found = self.after or self.before
         assert found is not None
         return found
@@ -72,7 +72,7 @@ class Exceeded(msgspec.Struct, frozen=True, rename="camel"):
     """The service port; empty for the cluster."""
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel"):
+class SimulationReport(msgspec.Struct, frozen=True, rename="camel"):
     """The answer of `pointsman simulate`."""
 
     current: Simulation
@@ -104,10 +104,10 @@ def compute_cross_zone(simulation: Simulation) -> float:
     return crossing / total if total else 0.0
 
 
-def build_report(current: Simulation, changed: Simulation | None, limits: Limits) -> Report:
+def build_report(current: Simulation, changed: Simulation | None, limits: Limits) -> SimulationReport:
     """Compare both; the limits apply to the cluster after the change."""
     result = changed or current
-    return Report(
+    return SimulationReport(
         current,
         changed,
         tuple(_find_changes(current, changed, limits)) if changed is not None else (),
@@ -129,7 +129,7 @@ def _find_changes(before: Simulation, after: Simulation, limits: Limits) -> list
     return changes
 
 
-def _find_grown(before: Traffic | None, after: Traffic | None, factor: float) -> Iterator[Growth]:
+def _find_grown(before: PortTraffic | None, after: PortTraffic | None, factor: float) -> Iterator[Growth]:
     if before is None or after is None:
         return
     known = {one.address: one.share for one in before.shares}
@@ -152,6 +152,6 @@ def _find_exceeded(result: Simulation, limits: Limits) -> Iterator[Exceeded]:
             yield Exceeded("skew", one.skew, limits.max_skew, f"{one.name} {one.clients} ({one.family})")
 
 
-def sort_worst_first(traffic: tuple[Traffic, ...]) -> list[Traffic]:
+def sort_worst_first(traffic: tuple[PortTraffic, ...]) -> list[PortTraffic]:
     """Return down before partial before healthy, then the largest skew first."""
     return sorted(traffic, key=lambda one: (WORST_FIRST.index(one.state), -one.skew, one.identity))

@@ -8,12 +8,12 @@ from pointsman.model.decision import State
 from pointsman.screen import Screen, Table, Tone, lay_out
 from pointsman.simulate.report import (
     Exceeded,
-    Report,
+    SimulationReport,
     TrafficChange,
     compute_cross_zone,
     sort_worst_first,
 )
-from pointsman.simulate.traffic import HintUse, Simulation, Traffic, Unserved
+from pointsman.simulate.traffic import HintUse, PortTraffic, Simulation, Unserved
 from pointsman.text import format_count
 
 MAX_ROWS = 20
@@ -29,12 +29,12 @@ HEADING = (
 CHANGE_HEADING = ("SERVICE PORT", "CLIENTS", "STATE", "SERVED", "LARGEST SHARE", "SKEW", "CROSS ZONE")
 
 
-def render_report(report: Report, screen: Screen) -> str:
+def render_report(report: SimulationReport, screen: Screen) -> str:
     """Return everything that fits a terminal; `-o json` has all rows."""
     return lay_out(_list_content(report), screen)
 
 
-def _list_content(report: Report) -> Iterator[str | Table]:
+def _list_content(report: SimulationReport) -> Iterator[str | Table]:
     yield from _render_summary(report)
     yield ""
     if report.changed is None:
@@ -52,7 +52,7 @@ def _list_content(report: Report) -> Iterator[str | Table]:
         yield render_verdict(report)
 
 
-def render_verdict(report: Report) -> str:
+def render_verdict(report: SimulationReport) -> str:
     """Return the result of a change in one line."""
     down = sum(change.goes_down for change in report.changes)
     worse = sum(change.worsens for change in report.changes) - down
@@ -68,7 +68,7 @@ def render_verdict(report: Report) -> str:
     return f"{'!' if report.is_safe else '✗'} Result: {', '.join(texts)}"
 
 
-def _render_summary(report: Report) -> Iterator[str]:
+def _render_summary(report: SimulationReport) -> Iterator[str]:
     current, changed = report.current, report.changed
     cluster = [format_count(current.services, "Service"), _count_nodes(current)]
     yield f"{', '.join(cluster)}; clients {current.clients}"
@@ -110,7 +110,7 @@ def _render_current(simulation: Simulation) -> Iterator[str | Table]:
             )
 
 
-def build_row(one: Traffic) -> list[str]:
+def build_row(one: PortTraffic) -> list[str]:
     """Return the cells of the traffic of one service port, below `HEADING`."""
     used = sum(endpoint.share > 0 for endpoint in one.shares)
     return [
@@ -124,7 +124,7 @@ def build_row(one: Traffic) -> list[str]:
     ]
 
 
-def list_notes(one: Traffic) -> Iterator[str]:
+def list_notes(one: PortTraffic) -> Iterator[str]:
     """Yield what is wrong with it: clients without an answer, hints that are not used."""
     yield from map(render_unserved, one.unserved)
     yield from (render_hints(use) for use in one.hints if not use.mode)
@@ -184,7 +184,7 @@ def render_exceeded(one: Exceeded) -> str:
     return f"{render_percent(one.value)} of the connections cross zones, the limit is {render_percent(one.limit)}"
 
 
-def _render_pair(change: TrafficChange, render: Callable[[Traffic], str]) -> str:
+def _render_pair(change: TrafficChange, render: Callable[[PortTraffic], str]) -> str:
     before, after = (render(one) if one is not None else "none" for one in (change.before, change.after))
     return before if before == after else f"{before}{_ARROW}{after}"
 
@@ -195,7 +195,7 @@ def render_percent(share: float) -> str:
     return f"{percent:.1f}%" if 0 < percent < 10 and percent != int(percent) else f"{percent:.0f}%"
 
 
-_CHANGE_CELLS: tuple[Callable[[Traffic], str], ...] = (
+_CHANGE_CELLS: tuple[Callable[[PortTraffic], str], ...] = (
     lambda one: one.state.value,
     lambda one: render_percent(one.delivered),
     lambda one: render_percent(one.shares[0].share) if one.shares else "-",

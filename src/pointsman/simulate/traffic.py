@@ -32,7 +32,7 @@ MAX_NODES_NAMED = 5
 """Of the nodes where a service port is not served."""
 
 
-class ClientKind(enum.StrEnum):
+class Clients(enum.StrEnum):
     """Which clients of a service port, and so which of its policies."""
 
     INTERNAL = "internal"
@@ -76,7 +76,7 @@ class HintUse(msgspec.Struct, frozen=True, rename="camel"):
     """Of all connections."""
 
 
-class Traffic(msgspec.Struct, frozen=True, rename="camel"):
+class PortTraffic(msgspec.Struct, frozen=True, rename="camel"):
     """Connections of one kind of client to one service port, as fractions of all of them."""
 
     namespace: str
@@ -84,7 +84,7 @@ class Traffic(msgspec.Struct, frozen=True, rename="camel"):
     port: str
     protocol: str
     family: str
-    clients: ClientKind
+    clients: Clients
     state: State
     delivered: float
     shares: tuple[EndpointShare, ...]
@@ -117,7 +117,7 @@ class Simulation(msgspec.Struct, frozen=True, rename="camel"):
     nodes: int
     zones: tuple[str, ...]
     services: int
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[PortTraffic, ...]
     flows: Mapping[str, Mapping[str, float]]
     """Mean over all service ports of what is delivered from each zone to each zone."""
 
@@ -155,7 +155,7 @@ def simulate(
 ) -> Simulation:
     """Return the traffic of the selected service ports, sorted by name; a Service that no proxy serves has none."""
     flows: _Flows = defaultdict(float)
-    traffic: list[Traffic] = []
+    traffic: list[PortTraffic] = []
     arrivals = weigh_nodes(cluster)
     for family in Family:
         tracker = Tracker(family, "")
@@ -173,9 +173,9 @@ def simulate(
                 continue
             simulator = _PortSimulator(cluster, state, cidrs, claims.find_lost(state.port))
             if state.port.cluster_ip:
-                traffic.append(simulator.simulate(ClientKind.INTERNAL, clients, flows))
+                traffic.append(simulator.simulate(Clients.INTERNAL, clients, flows))
             if state.port.externally_accessible:
-                traffic.append(simulator.simulate(ClientKind.EXTERNAL, arrivals, flows))
+                traffic.append(simulator.simulate(Clients.EXTERNAL, arrivals, flows))
     traffic.sort(key=lambda one: one.identity)
     return Simulation(
         clients=clients.source,
@@ -207,10 +207,10 @@ class _PortSimulator:
         self._lost = lost
         self._plans: dict[tuple[str, str], ServicePlan | Finding] = {}
 
-    def simulate(self, kind: ClientKind, clients: ClientWeights, flows: _Flows) -> Traffic:
+    def simulate(self, kind: Clients, clients: ClientWeights, flows: _Flows) -> PortTraffic:
         """Return the traffic of these clients, and add what is delivered to the flows."""
         groups = [(group, _find_served(self._plan(group), kind)) for group in self._group_nodes(clients)]
-        if kind is ClientKind.EXTERNAL and self._port.service.health_check_node_port:
+        if kind is Clients.EXTERNAL and self._port.service.health_check_node_port:
             # A load balancer sends nothing to nodes that fail its health check.
             healthy = [one for one in groups if _find_endpoints(one[1], kind)[0] is Outcome.DELIVERED]
             groups = healthy or groups
@@ -267,17 +267,17 @@ def _view_from(endpoint: Endpoint, node: str) -> Endpoint:
     return msgspec.structs.replace(endpoint, state=state)
 
 
-def _find_served(plan: ServicePlan | Finding, kind: ClientKind) -> ServicePlan | Finding:
+def _find_served(plan: ServicePlan | Finding, kind: Clients) -> ServicePlan | Finding:
     """Return the plan, or why there is no frontend for these clients: another Service holds its external addresses."""
-    if isinstance(plan, Finding) or kind is ClientKind.INTERNAL or plan.port.externally_accessible:
+    if isinstance(plan, Finding) or kind is Clients.INTERNAL or plan.port.externally_accessible:
         return plan
     return plan.findings[0]
 
 
-def _find_endpoints(plan: ServicePlan | Finding, kind: ClientKind) -> tuple[Outcome, tuple[Endpoint, ...]]:
+def _find_endpoints(plan: ServicePlan | Finding, kind: Clients) -> tuple[Outcome, tuple[Endpoint, ...]]:
     if isinstance(plan, Finding):
         return Outcome.REJECTED, ()
-    if kind is ClientKind.INTERNAL:
+    if kind is Clients.INTERNAL:
         return plan.internal_outcome, plan.internal_endpoints
     return plan.external_outcome, plan.external_endpoints
 
@@ -298,7 +298,7 @@ class _Tally:
         self._hints: dict[tuple[str, str], float] = defaultdict(float)
         self._unserved: dict[tuple[Outcome, str, str], tuple[float, int, tuple[str, ...]]] = {}
 
-    def add(self, group: _Group, plan: ServicePlan | Finding, kind: ClientKind) -> None:
+    def add(self, group: _Group, plan: ServicePlan | Finding, kind: Clients) -> None:
         amount = group.total / self._total
         if isinstance(plan, Finding):
             self._add_unserved(group, amount, Outcome.REJECTED, plan.code.value, render_finding(plan))
@@ -331,13 +331,13 @@ class _Tally:
                 elif source and target:
                     self._cross_zone += moved
 
-    def build(self, port: ServicePort, kind: ClientKind) -> Traffic:
+    def build(self, port: ServicePort, kind: Clients) -> PortTraffic:
         delivered = min(1.0, round(sum(self._shares.values()), _DIGITS))
         shares = [
             EndpointShare(str(one), one.pod, one.node, self._find_zone(one), self._shares.get(identity, 0.0))
             for identity, one in self._endpoints.items()
         ]
-        return Traffic(
+        return PortTraffic(
             namespace=port.name.namespace,
             service=port.name.service,
             port=port.name.port,

@@ -1,4 +1,4 @@
-"""docs/json.md lists every field that `-o json` of explain, list, top and events has, and no other."""
+"""docs/json.md lists every field that `-o json` of explain, list, top, events and simulate has, and no other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pointsman.model.findings import Code
 from pointsman.report.history import HistoryReport
 from pointsman.report.service_list import ServiceList
 from pointsman.report.traffic import TrafficReport
+from pointsman.simulate.report import SimulationReport
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "json.md"
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -35,7 +36,7 @@ def find_types(kind: Any, found: dict[str, type]) -> dict[str, type]:
 
 
 TYPES: dict[str, type] = {}
-for answer in (ServiceList, Explanation, TrafficReport, HistoryReport):
+for answer in (ServiceList, Explanation, TrafficReport, HistoryReport, SimulationReport):
     find_types(answer, TYPES)
 
 

@@ -16,7 +16,7 @@ from pointsman.errors import ConfigError
 from pointsman.model.decision import State
 from pointsman.model.objects import EndpointSlice, KubeObject
 from pointsman.simulate.cluster import WeightFile, build_cluster, weigh_by_file, weigh_nodes, weigh_pods
-from pointsman.simulate.traffic import ClientKind, Simulation, Traffic, simulate
+from pointsman.simulate.traffic import Clients, PortTraffic, Simulation, simulate
 
 ZONES = ("a", "b", "")
 NODES = ("n1", "n2", "n3", "n4")
@@ -27,7 +27,7 @@ def simulate_objects(objects: list[KubeObject]) -> Simulation:
     return simulate(cluster, weigh_nodes(cluster))
 
 
-def find(simulation: Simulation, clients: ClientKind = ClientKind.INTERNAL) -> Traffic:
+def find(simulation: Simulation, clients: Clients = Clients.INTERNAL) -> PortTraffic:
     (found,) = (one for one in simulation.traffic if one.clients is clients)
     return found
 
@@ -108,14 +108,14 @@ def clusters(draw: st.DrawFn) -> list[KubeObject]:
 @settings(max_examples=100, deadline=None)
 @given(clusters())
 def test_shares_are_those_of_the_plans_of_all_nodes(objects: list[KubeObject]) -> None:
-    expected: dict[tuple[str, str, ClientKind], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    expected: dict[tuple[str, str, Clients], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name in NODES:
         config = KubeProxyConfiguration(hostname_override=name, mode="nftables")
         for family, request in plan_objects(objects, config).requests.items():
             for plan in request.plans.values():
                 for kind, endpoints in (
-                    (ClientKind.INTERNAL, plan.internal_endpoints),
-                    (ClientKind.EXTERNAL, plan.external_endpoints if len(plan.frontends) > 1 else ()),
+                    (Clients.INTERNAL, plan.internal_endpoints),
+                    (Clients.EXTERNAL, plan.external_endpoints if len(plan.frontends) > 1 else ()),
                 ):
                     weights = {
                         str(one): plan.balancing.weight(one) if plan.balancing is not None else 1
@@ -168,7 +168,7 @@ def test_a_load_balancer_uses_only_nodes_with_endpoints_where_the_policy_is_loca
         status={"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
     )
     endpoints = (build_endpoint(1, "n1", "a"), build_endpoint(2, "n1", "a"), build_endpoint(3, "n2", "a"))
-    found = find(simulate_objects([*nodes, service, build_slice(*endpoints)]), ClientKind.EXTERNAL)
+    found = find(simulate_objects([*nodes, service, build_slice(*endpoints)]), Clients.EXTERNAL)
     assert found.state is State.HEALTHY
     assert [one.share for one in found.shares] == [0.5, 0.25, 0.25]
     assert found.skew == pytest.approx(1.5)
@@ -185,7 +185,7 @@ def test_a_node_port_with_policy_local_names_the_nodes_that_drop() -> None:
         service,
         build_slice(build_endpoint(1, "n2", "a")),
     ]
-    found = find(simulate_objects(objects), ClientKind.EXTERNAL)
+    found = find(simulate_objects(objects), Clients.EXTERNAL)
     (unserved,) = found.unserved
     assert found.state is State.PARTIAL
     assert (unserved.reason, unserved.nodes, unserved.names) == ("NoLocalEndpoint", 3, ("n1", "n3", "n4"))
@@ -228,7 +228,7 @@ def test_external_clients_of_an_address_that_another_service_holds_are_not_serve
     ]
     external, internal = [one for one in simulate_objects(objects).traffic if one.service == "web"]
     assert (external.clients, external.state, internal.state) == (
-        ClientKind.EXTERNAL,
+        Clients.EXTERNAL,
         State.DOWN,
         State.HEALTHY,
     )

@@ -10,7 +10,7 @@ from tests import factory
 from pointsman.errors import ConfigError
 from pointsman.model.objects import KubeObject, SliceEndpoint
 from pointsman.simulate.cluster import Cluster, build_cluster, weigh_nodes
-from pointsman.simulate.report import Limits, Report, build_report
+from pointsman.simulate.report import Limits, SimulationReport, build_report
 from pointsman.simulate.traffic import simulate
 from pointsman.simulate.whatif import WhatIf
 
@@ -48,7 +48,7 @@ def list_zone_hints(cluster: Cluster) -> list[list[str]]:
     ]
 
 
-def compare(before: Cluster, change: WhatIf, limits: Limits = Limits()) -> Report:  # noqa: B008
+def compare(before: Cluster, change: WhatIf, limits: Limits = Limits()) -> SimulationReport:  # noqa: B008
     after = change.apply_to(before)
     results = [simulate(cluster, weigh_nodes(cluster)) for cluster in (before, after)]
     return build_report(results[0], results[1], limits)
