@@ -190,8 +190,8 @@ def _render_pair(change: TrafficChange, render: Callable[[PortTraffic], str]) ->
 
 
 def render_percent(share: float) -> str:
-    """Return a fraction in percent; small ones with a digit after the point."""
-    percent = share * 100
+    """Return a fraction in percent; small ones with a digit after the point. Sums of floats differ by version of Python."""
+    percent = round(share * 100, 9)
     return f"{percent:.1f}%" if 0 < percent < 10 and percent != int(percent) else f"{percent:.0f}%"
 
 

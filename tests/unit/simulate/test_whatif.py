@@ -11,6 +11,7 @@ from pointsman.errors import ConfigError
 from pointsman.model.objects import KubeObject, SliceEndpoint
 from pointsman.simulate.cluster import Cluster, build_cluster, weigh_nodes
 from pointsman.simulate.report import Limits, SimulationReport, build_report
+from pointsman.simulate.text import render_percent
 from pointsman.simulate.traffic import simulate
 from pointsman.simulate.whatif import WhatIf
 
@@ -174,3 +175,12 @@ def test_a_change_of_nothing_is_safe() -> None:
     report = compare(build_web("a1"), WhatIf(settings=["default/web:internalTrafficPolicy=Cluster"]))
     assert report.changes == ()
     assert report.is_safe
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.375, "38%"), (0.3749999999999999, "38%"), (0.0149999999999999, "1.5%"), (0.004, "0.4%")],
+)
+def test_a_percentage_does_not_depend_on_how_the_interpreter_adds(share: float, text: str) -> None:
+    """Python 3.12 and later add floats more exactly than 3.11."""
+    assert render_percent(share) == text
