@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -76,6 +77,8 @@ def test_a_dry_run_changes_nothing_and_says_what_the_command_would_do(
     before = rules(node)
     dry = clean_up(node, process, "--dry-run")
     assert (dry.returncode, dry.stderr) == (0, "")
+    data = json.loads(clean_up(node, process, "--dry-run", "-o", "json").stdout)
+    assert len(data) == len(dry.stdout.splitlines())
     assert rules(node) == before
     assert node.run("cat", CLOSE_WAIT).strip() == "1234"
     done = clean_up(node, process)

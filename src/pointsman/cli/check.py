@@ -6,6 +6,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from pointsman.model.objects import Service
 from pointsman.screen import Screen, lay_out
 from pointsman.text import format_count
 from pointsman.wording.findings import describe, render_message
+from pointsman.yamltext import load_documents
 
 _ABOUT = """Read the configuration file and the flags as `pointsman run` would, print the configuration that results, and list
 errors and warnings. Nothing is run or changed; no cluster, root or kernel is needed.
@@ -65,9 +67,36 @@ def main(argv: Sequence[str]) -> int:
         given = made.parse_args(own)
         reject_two_sources(made, given)
         return run_guarded("check", lambda: _check_migration(given, flags))
+    if any(argument.startswith(("-o", "--output")) for argument in own):
+        given = made.parse_args(own)
+        if given.output in ("json", "yaml"):
+            return _print_check(given, flags)
+        argv = flags
     answer = parse_options(["--check", *argv], program="pointsman")
     assert isinstance(answer, int)
     return answer
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """Whether a configuration is valid."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    configuration: dict[str, Any] | None
+    """The effective one; None where there are errors."""
+
+
+def _print_check(given: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Return exit status 1 for an invalid configuration, as the text does."""
+    try:
+        options = parse_run(flags, program="pointsman")
+    except ConfigError as invalid:
+        report = CheckReport(invalid.problems, invalid.warnings, None)
+    else:
+        effective = load_documents(config_to_yaml(options.config).encode())[0]
+        report = CheckReport((), tuple(options.warnings), effective)
+    print_answer(given, report, lambda _report, _screen: "")
+    return 1 if report.errors else 0
 
 
 def _check_migration(given: argparse.Namespace, flags: Sequence[str]) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import CleanupItem, CleanupStatus
-from pointsman.cli.arguments import create_parser
-from pointsman.cli.output import ERROR
+from pointsman.cli.arguments import add_output, create_parser
+from pointsman.cli.output import ERROR, print_answer
 from pointsman.files import RUN_DIRECTORY
 
 _ABOUT = """Remove the rules, sets, virtual servers and devices that Pointsman made in any proxy mode, and restore the
@@ -29,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--all-proxies", action="store_true", help="also remove the rules of kube-proxy, in every mode"
     )
+    add_output(made)
     made.add_argument(
         "--state-dir",
         type=Path,
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             f"pointsman cleanup: {running} is running and serves this node: stop it first, or use --force\n"
         )
         return ERROR
-    return _clean_up(given.state_dir, all_proxies=given.all_proxies, dry_run=given.dry_run)
+    return _clean_up(given.state_dir, given, all_proxies=given.all_proxies, dry_run=given.dry_run)
 
 
 def clean_up_like_kube_proxy(program: str, state_dir: Path) -> int:
@@ -66,13 +67,18 @@ def clean_up_like_kube_proxy(program: str, state_dir: Path) -> int:
     return _clean_up(state_dir, all_proxies=True, dry_run=False)
 
 
-def _clean_up(state_dir: Path, *, all_proxies: bool, dry_run: bool) -> int:
+def _clean_up(
+    state_dir: Path, given: argparse.Namespace | None = None, *, all_proxies: bool, dry_run: bool
+) -> int:
     from pointsman.app.modes import remove_everything
 
     if os.geteuid() != 0:
         sys.stderr.write("pointsman cleanup: reading and removing kernel rules needs root: use sudo\n")
         return ERROR
     items = remove_everything(state_dir, all_proxies=all_proxies, dry_run=dry_run)
+    if given is not None and given.output != "text":
+        print_answer(given, items, lambda _items, _screen: "")
+        return 1 if any(item.status is CleanupStatus.FAILED for item in items) else 0
     for item in items:
         out = sys.stderr if item.status is CleanupStatus.FAILED else sys.stdout
         out.write(f"{render_item(item, dry_run=dry_run)}\n")

@@ -6,8 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli.arguments import Parser, add_offline, create_parser, parse_offline, plan_offline
-from pointsman.cli.output import detect_screen, run_guarded
+from pointsman.cli.arguments import (
+    Parser,
+    add_offline,
+    add_output,
+    create_parser,
+    parse_offline,
+    plan_offline,
+    reject_flags,
+)
+from pointsman.cli.output import print_answer, run_guarded
 from pointsman.report.status import FamilyVerification, Verification, render_verification
 
 _ABOUT = """Print the rules that a node would have for these manifests; the same input always gives the same text.
@@ -19,12 +27,16 @@ def build_parser() -> Parser:
     made = create_parser("render", _ABOUT)
     add_offline(made, required=True)
     made.add_argument("--diff", action="store_true", help="compare with this machine's kernel")
+    add_output(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0, with --diff 1 for differences; 2 when it cannot be done."""
-    given, flags = parse_offline(build_parser(), argv)
+    made = build_parser()
+    given, flags = parse_offline(made, argv)
+    if not given.diff:
+        reject_flags(made, given, "only with --diff", "output")
     return run_guarded("render", lambda: _compare(given, flags) if given.diff else _render(given, flags))
 
 
@@ -59,5 +71,5 @@ def _compare(given: argparse.Namespace, flags: Sequence[str]) -> int:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))
     verification = Verification(options.config.mode, tuple(found))
-    sys.stdout.write(render_verification(verification, detect_screen()))
+    print_answer(given, verification, render_verification)
     return verification.exit_status

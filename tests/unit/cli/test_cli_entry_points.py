@@ -105,6 +105,23 @@ def test_check_lists_warnings_beside_problems(tmp_path: Path, capsys: Captured) 
     assert "1 problem found" in errors
 
 
+@pytest.mark.parametrize("arguments", [["-o", "json"], ["--output=json"]])
+def test_check_gives_findings_and_the_configuration_as_data(
+    arguments: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\nunheardOf: 1\n"
+    )
+    assert check.main([f"--config={file}", *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["configuration"]["mode"] == "ipvs"
+    assert "unheardOf" in report["warnings"][0]
+    assert check.main([f"--config={file}", "--strict", *arguments]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["configuration"], len(report["errors"])) == (None, 1)
+
+
 def test_check_has_help_of_its_own(capsys: Captured) -> None:
     assert check.main(["--help"]) == 0
     shown = capsys.readouterr().out

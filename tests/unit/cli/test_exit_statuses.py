@@ -94,6 +94,7 @@ def test_good_and_not_good_are_0_and_1(tmp_path: Path) -> None:
         (("explain", "web", SHOP, "--no-kernel"), "not with --manifests: --no-kernel"),
         (("list", SHOP, "--control-socket=/x"), "not with --manifests: --control-socket"),
         (("version", "raw", "-o", "json"), "not with -o json: raw"),
+        (("render", SHOP, "-o", "json"), "only with --diff: --output"),
         (("top", "--once", "--count=3"), "not allowed with argument --once"),
         (("cleanup", "--dry-run", "--force"), "not allowed with argument --dry-run"),
     ],
