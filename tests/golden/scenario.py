@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+from tests.harness.config_file import config_from_bytes
 
 from pointsman.backends.contract import Backend, SyncReport, SyncRequest
 from pointsman.config.defaults import with_mode
-from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.node_context import NodeContext, build_node_facts

@@ -16,12 +16,12 @@ import pytest
 from tests.golden import compare_iptables
 from tests.golden.recorded_node import recorded_node
 from tests.golden.scenario import Replay, Scenario, Step
+from tests.harness.config_file import config_from_bytes
 from tests.kernel import random_changes
 
 from pointsman.backends.contract import Backend
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.config.load import config_from_bytes
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls

@@ -28,14 +28,6 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     """Fields that could not be read; the rest of `config` is good, so that validation can report all problems at once."""
 
 
-def config_from_bytes(data: bytes) -> KubeProxyConfiguration:
-    """Return the defaulted configuration; ConfigError when a field cannot be read. Warnings are dropped."""
-    loaded = load(data)
-    if loaded.problems:
-        raise ConfigError(loaded.problems)
-    return loaded.config
-
-
 def load(data: bytes) -> LoadedConfig:
     """Read YAML or JSON; ConfigError when it is not a KubeProxyConfiguration at all."""
     problems = ProblemList()

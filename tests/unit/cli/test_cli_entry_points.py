@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.config_file import config_from_bytes
 
 from pointsman import __version__
 from pointsman.cli import check, main, run
-from pointsman.config.load import config_from_bytes
 from pointsman.config.options import RunOptions
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.config_file import config_from_bytes
 
 from pointsman.config.defaults import with_file_defaults, with_mode
-from pointsman.config.load import LoadedConfig, config_from_bytes, config_to_json, config_to_yaml, load
+from pointsman.config.load import LoadedConfig, config_to_json, config_to_yaml, load
 from pointsman.config.types import (
     ClientConnection,
     Conntrack,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 import pytest
+from tests.harness.config_file import config_from_bytes
 
 from pointsman.config import reload
 from pointsman.config.document import plain_from_block
-from pointsman.config.load import config_from_bytes
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Decision, Live, NoChange, Rejected, Restart, decide
 from pointsman.errors import ConfigError

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
+from tests.harness.config_file import config_from_bytes
 
 from pointsman.config.defaults import with_mode
-from pointsman.config.load import config_from_bytes
 from pointsman.config.validate import find_problems
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

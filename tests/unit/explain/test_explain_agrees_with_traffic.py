@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from tests.e2e.behaviour import Case, Expect
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
+from tests.harness.config_file import config_from_bytes
 
 from pointsman.app.offline import plan_objects
 from pointsman.config.defaults import with_mode
-from pointsman.config.load import config_from_bytes
 from pointsman.explain.answer import explain
 from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
