@@ -14,7 +14,7 @@ from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Mat
 
 _MAX_DEPTH = 16
 _MAX_CHAINS_ENTERED = 2000
-"""Chains entered for one packet: where each may lead to several others, ways multiply with every step down."""
+"""Chains entered for one packet. Where each rule may or may not jump, the number of ways multiplies with every level."""
 
 
 class Packet(msgspec.Struct, frozen=True):
@@ -77,6 +77,8 @@ def select_result(found: Sequence[RuleResult], wanted: frozenset[Action]) -> Rul
 
 
 class _Walk:
+    """Follows one packet through chains, and collects what may happen to it."""
+
     def __init__(self, chains: Mapping[tuple[str, str], FilterChain], packet: Packet) -> None:
         self._chains = chains
         self._packet = packet
@@ -97,6 +99,9 @@ class _Walk:
                 sure = sure and (still if outcome else not self._has_verdict(table, rule))
                 if outcome and (not falls or rule.action is Action.GOTO):
                     return escapes or falls, sure
+                if rule.action is Action.GOTO:
+                    # From the end of that chain the packet does not come back to the rules that follow here.
+                    escapes, sure = escapes or falls, False
             else:
                 self.found.append(RuleResult(rule.action, rule, certain))
                 if rule.action is Action.UNTRACK:

@@ -145,6 +145,8 @@ D, A, R, J, G = Action.DROP, Action.ACCEPT, Action.RETURN, Action.JUMP, Action.G
         ([rule(J, to="elsewhere"), rule(D)], A, [], False),
         ([rule(G, to="sub"), rule(D)], A, [], None),
         ([rule(G, to="sub")], D, [rule(A, NO)], True),
+        ([rule(G, PERHAPS, to="sub"), rule(D)], A, [], False),
+        ([rule(G, PERHAPS, to="sub"), rule(D)], A, [rule(D, PERHAPS)], False),
         ([rule(Action.UNTRACK, YES)], D, [], True),
     ],
 )
