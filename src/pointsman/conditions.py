@@ -23,7 +23,7 @@ from pointsman.wording.conditions import find_remedy
 STARTED = "Started"
 """Everything that the first sync needs has been listed."""
 NODE_ELIGIBLE = "NodeEligible"
-"""The Node object exists and is not on its way out."""
+"""The Node object exists, and is neither being deleted nor scaled down."""
 RUNNING = "Running"
 """The process is not shutting down."""
 
@@ -34,12 +34,12 @@ _log = get_log(__name__)
 
 
 def sync_progress_type(family: Family) -> str:
-    """Name the condition that a family keeps up with changes."""
+    """Return the type of the condition that a family keeps up with changes."""
     return f"SyncProgress{family.value}"
 
 
 class Status(enum.Enum):
-    """Whether the node is as its condition type says, with the values of Kubernetes."""
+    """The status of a condition, with the values of Kubernetes; true is the good one."""
 
     TRUE = "True"
     FALSE = "False"
@@ -76,7 +76,7 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     message: str = ""
     """What is the case."""
     remedy: str = ""
-    """What to do about it, where the message does not say it."""
+    """What to do about it, where the message does not include that."""
     blocks: Blocks = Blocks.NOTHING
     since: float = 0.0
     """Unix time since which it has this status; set by the board."""
@@ -89,7 +89,7 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     def false(
         cls, type_: str, reason: str, message: str, remedy: str = "", *, blocks: Blocks = Blocks.NOTHING
     ) -> Condition:
-        """`remedy` is for what the table of conditions cannot know, such as names."""
+        """`remedy` replaces that of the table of conditions, for details such as names."""
         remedy = remedy or find_remedy(type_, reason)
         return cls(type_, Status.FALSE, reason, message, remedy, blocks)
 
@@ -104,11 +104,11 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_failing(self) -> bool:
-        """Whether it is known to be false."""
+        """It is known to be false."""
         return self.status is Status.FALSE
 
     def does_block(self, what: Blocks) -> bool:
-        """Whether it keeps `what` from working now."""
+        """Return whether it keeps `what` from working now."""
         return not self.is_true and self.blocks.includes(what)
 
     @property
@@ -147,7 +147,7 @@ class ConditionBoard:
         """The reason by type, from the time when it fails until it is true or gone."""
 
     def replace(self, scope: str, conditions: Iterable[Condition]) -> None:
-        """Take the conditions of a scope for all there are in it."""
+        """Replace all conditions of a scope by these."""
         self._scopes[scope] = tuple(conditions)
         self._note_transitions()
 
@@ -162,13 +162,13 @@ class ConditionBoard:
             self._logged_elsewhere.add(scope)
 
     def refresh(self) -> None:
-        """Ask the sources that are functions."""
-        self._ask_sources()
+        """Call the sources that are functions, and report transitions."""
+        self._call_sources()
         self._note_transitions()
 
     def current(self) -> tuple[Condition, ...]:
         """Return all conditions as of now, in the order in which their scopes were first named."""
-        self._ask_sources()
+        self._call_sources()
         return tuple(self._merge().values())
 
     def blocking(self, what: Blocks) -> list[Condition]:
@@ -179,7 +179,7 @@ class ConditionBoard:
         """Return 1 for each condition that is not true and 0 for the others, by type and reason: a gauge."""
         return {(one.type, one.reason): 0.0 if one.is_true else 1.0 for one in self.current()}
 
-    def _ask_sources(self) -> None:
+    def _call_sources(self) -> None:
         for scope, source in self._sources.items():
             try:
                 self._scopes[scope] = tuple(source())

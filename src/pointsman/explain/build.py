@@ -235,8 +235,9 @@ def _explain_endpoints(
 
 
 def _compute_shares(endpoints: tuple[Endpoint, ...], balancing: BalancingPlan | None) -> dict[str, float]:
-    """Return the share of each endpoint where they differ. For a hash it follows the weights, which its table
-    approximates: computing the table takes long.
+    """Return the share of each endpoint, where shares differ.
+
+    For a hash they are computed from the weights, which its table approximates: computing the table takes long.
     """
     if balancing is None or not balancing.weights:
         return {}

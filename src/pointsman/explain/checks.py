@@ -154,12 +154,12 @@ def _check_local_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Fi
     )
 
 
-def is_same_host(name: str, ours: str) -> bool:
-    """Return whether the names differ in case or domain only."""
-    if not name or name == ours:
+def is_same_host(name: str, node: str) -> bool:
+    """Return whether a name differs from that of this node, but in case or domain only."""
+    if not name or name == node:
         return False
-    mine, theirs = ours.casefold(), name.casefold()
-    return mine == theirs or mine.startswith(f"{theirs}.") or theirs.startswith(f"{mine}.")
+    one, other = node.casefold(), name.casefold()
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _check_source_ranges(
@@ -227,7 +227,7 @@ def _check_conflicts(family: FamilyView, target: Target, address: bytes) -> Iter
 def find_lost_claims(
     family: FamilyView, target: Target, address: bytes
 ) -> Iterator[tuple[ServicePortName, Finding]]:
-    """Yield service ports that request the address and port asked about and do not get it, with the finding that says why."""
+    """Yield service ports that request the address and port asked about and do not get it, with the finding that has the reason."""
     text = address_text(address)
     for name, state in sorted(family.states.items()):
         port, plan = state.port, family.plans.get(name)

@@ -1,6 +1,6 @@
 """What on the host, beside the proxy's own rules, keeps packets from a service port or changes them. Pure.
 
-A `Journey` says where packets pass netfilter on this host, and what is known of them there. A certain obstacle is an error;
+A `Journey` lists where packets pass netfilter on this host, with what is known of them there. A certain obstacle is an error;
 one that depends on unknown properties of the packet is a warning.
 """
 
@@ -218,7 +218,7 @@ def _check_routes(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[Find
 
 
 def check_conntrack(host: HostFacts) -> Iterator[Finding]:
-    """Yield whether the connection tracking table is full, or nearly so."""
+    """Yield a finding when the connection tracking table is full, or nearly so."""
     count, limit = host.conntrack_count, host.conntrack_max
     if count is None or not limit:
         return
@@ -308,7 +308,7 @@ def _find_effects(
     translates = chain.kind == "nat" and chain.priority <= TRANSLATION
     redirected = select_result(results, frozenset((Action.DESTINATION_NAT,))) if translates else None
     if redirected is not None:
-        # Of two chains with one priority the older one comes first; the kernel does not say which one that is.
+        # Of two chains with one priority the older one comes first; the kernel does not tell which one that is.
         certain = redirected.certain and chain.priority < TRANSLATION
         yield Code.EARLIER_NAT, redirected._replace(certain=certain)
     untracked = select_result(results, frozenset((Action.UNTRACK,))) if chain.priority < TRANSLATION else None

@@ -195,7 +195,7 @@ def is_conditional(frontend: Frontend, client: Client) -> bool:
 def decide_source(
     frontend: Frontend, client: Client, view: FamilyView, mode: Mode, endpoints: tuple[Endpoint, ...]
 ) -> SourceAddress:
-    """Return what the endpoint sees as the source."""
+    """Return what becomes of the client's address on the way to the endpoint."""
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
     if mode.quirks.holds_addresses and client.kind is ClientKind.NODE and external and frontend.local_policy:
         return SourceAddress.FRONTEND

@@ -1,4 +1,4 @@
-"""Results of connections made from this node, added to an explanation beside what the rules say. Pure."""
+"""Results of connections made from this node, added to what an explanation derives from the rules. Pure."""
 
 from __future__ import annotations
 

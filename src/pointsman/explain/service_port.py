@@ -19,7 +19,7 @@ Identity = tuple[str, str, str, str]
 
 
 class PolicyUse(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether frontends with one traffic policy use an endpoint, and why."""
+    """The use of an endpoint by frontends with one traffic policy, and its reason."""
 
     policy: str
     used: bool
@@ -116,7 +116,7 @@ class KernelReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HostState(enum.StrEnum):
-    """Whether the host obstructs the packets of a service port."""
+    """The result of the checks of this host for the packets of a service port."""
 
     NOT_CHECKED = "not checked"
     CLEAR = "clear"

@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True):
     """Where a name without one is looked for."""
     client: str = msgspec.field(default="", name="from")
     kernel: bool = True
-    """Whether the kernel and the host are checked."""
+    """The kernel and the host are checked."""
 
 
 class Target(msgspec.Struct, frozen=True):

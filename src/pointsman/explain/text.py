@@ -70,7 +70,7 @@ def _conclude(explanation: Explanation) -> Iterator[str]:
 
 
 def _has_all_connected(explanation: Explanation) -> bool:
-    """Return whether every endpoint in use was connected to."""
+    """Return whether the probe of every used endpoint connected."""
     used = [e.probe for port in explanation.ports for e in port.endpoints if any(use.used for use in e.uses)]
     return bool(used) and all(probe is not None and probe.outcome is Reached.CONNECTED for probe in used)
 

@@ -33,7 +33,7 @@ _VERDICTS = {
 
 
 class _Act(msgspec.Struct, frozen=True):
-    """What an event came to, with the rule it is about."""
+    """An event with its rule, and the action that the rule makes of it."""
 
     event: TraceEvent
     chain: FilterChain | None

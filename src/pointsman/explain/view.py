@@ -27,7 +27,7 @@ class FamilyView(msgspec.Struct, frozen=True):
     context: NodeContext
     plans: Mapping[ServicePortName, ServicePlan]
     states: Mapping[ServicePortName, PortState]
-    """What the objects ask for; a service port may be here and have no plan."""
+    """What the objects request; a service port may be here and have no plan."""
     slices: Mapping[str, Mapping[str, Mapping[PortKey, int]]] = {}
     """By Service key and slice: how many endpoints each of its ports has. May cover only the Services asked about."""
     node_addresses: tuple[bytes, ...] = ()

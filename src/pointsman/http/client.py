@@ -28,7 +28,7 @@ class HttpClient:
         self._open: set[_Transport] = set()
         self._shared: list[Http2Connection] = []
         self._may_share = True
-        """The last server with TLS spoke HTTP/2, or none was asked yet."""
+        """The last server with TLS spoke HTTP/2, or there was none yet."""
         self._connecting = asyncio.Lock()
 
     async def send(self, request: Request, connector: Connector) -> Response:

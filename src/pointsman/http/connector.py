@@ -30,7 +30,7 @@ class Connection:
 
     @property
     def speaks_http2(self) -> bool:
-        """Whether the server chose HTTP/2 during the TLS handshake."""
+        """The server chose HTTP/2 during the TLS handshake."""
         tls: ssl.SSLObject | None = self.writer.get_extra_info("ssl_object")
         return tls is not None and tls.selected_alpn_protocol() == _HTTP2
 

@@ -77,7 +77,7 @@ class Http1Exchange:
 
 
 async def send_connect(connection: Connection, authority: str, headers: list[tuple[str, str]]) -> int:
-    """Ask a proxy to connect to `authority`; return the status of its answer. Raises HttpError."""
+    """Send CONNECT, so that a proxy connects to `authority`; return the status of its answer. Raises HttpError."""
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     request = h11.Request(method="CONNECT", target=authority, headers=[("Host", authority), *headers])
     connection.writer.write(http.send(request))

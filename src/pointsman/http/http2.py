@@ -66,7 +66,7 @@ class Http2Connection:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another request may be sent on this connection."""
+        """Another request may be sent on this connection."""
         return (
             not self._is_draining and len(self._streams) < self._http.remote_settings.max_concurrent_streams
         )
@@ -213,7 +213,7 @@ class Http2Connection:
         self._window_opened.set()
 
     def _handle_goaway(self, event: ConnectionTerminated) -> None:
-        """Streams up to the last one that the server names continue; the others were not processed."""
+        """End the streams after the last one that the server names, which were not processed; the others continue."""
         message = f"the server closed the connection (GOAWAY, {_format_error(event.error_code)})"
         last = event.last_stream_id or 0
         for number, stream in self._streams.items():
@@ -313,7 +313,7 @@ class _Stream:
 
 
 class _StateMachine(H2ConnectionStateMachine):
-    """Lets streams continue after a GOAWAY from the server, as the protocol says and h2 does not do."""
+    """Lets streams continue after a GOAWAY from the server, as the protocol requires and h2 does not do."""
 
     def process_input(self, input_: ConnectionInputs) -> list[Event]:
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
@@ -350,7 +350,7 @@ def _parse_status(headers: Headers) -> int:
 
 
 def _find_phrase(status: int) -> str:
-    """HTTP/2 has no reason phrases."""
+    """Return the usual phrase of a status, since HTTP/2 sends none; empty for an unknown status."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -43,7 +43,7 @@ class NotProcessed(ConnectionLost):
 
 
 class BadEncoding(ValueError):
-    """The body is not what its Content-Encoding says."""
+    """The body does not match its Content-Encoding."""
 
 
 class Headers(Mapping[str, str]):

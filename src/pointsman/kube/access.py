@@ -1,4 +1,4 @@
-"""How to reach one API server and who to be there: the value every kubeconfig, flag or pod mount is reduced to.
+"""Address of one API server, and the identity to use there: what every kubeconfig, flag or pod mount is reduced to.
 
 Secrets are kept out of every repr, because values like this end up in logs and tracebacks.
 """
@@ -65,7 +65,7 @@ class Access:
     kubeconfig: Path | None = None
     """The file all this was read from, to be read again when it changes."""
     context: str = ""
-    """The context asked for by name; empty for the file's current one."""
+    """The context that was requested by name; empty for the file's current one."""
     master: str = ""
     """The server given by flag, which wins over the file's."""
     advice: str = ""

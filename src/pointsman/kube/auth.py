@@ -1,7 +1,7 @@
 """Credentials that follow their files: what to present to the API server right now.
 
 Bound tokens rotate hourly and kubelet client certificates every few months; kube-proxy's certificates need a
-restart to be noticed. Here each request asks `Credentials.present()`, which stats the files (a few
+restart to be noticed. Here each request calls `Credentials.present()`, which stats the files (a few
 microseconds) and reads them again when they changed. A rotation caught half-way (key not yet matching) keeps
 the last good material and tries again with the next request.
 """
@@ -217,7 +217,7 @@ def _build_context(access: Access, certificate: Material, key: Material) -> ssl.
         trust(context, access.ca, "certificate-authority")
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions it asks for.
+    # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions that it requires.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if certificate is not None and key is not None:
         load_pair(context, certificate, key, ("client-certificate", "client-key"))

@@ -42,7 +42,7 @@ def load_pair(
 
 @contextmanager
 def _as_file(material: bytes | Path, field: str) -> Iterator[str]:
-    """A path OpenSSL can open without waiting: the material lives in anonymous memory, never on disk."""
+    """Yield a path that OpenSSL can open without waiting: the material is in anonymous memory, never on disk."""
     content = _read_content(material, field)
     descriptor = os.memfd_create(field, os.MFD_CLOEXEC)
     try:
@@ -53,7 +53,7 @@ def _as_file(material: bytes | Path, field: str) -> Iterator[str]:
 
 
 def _read_content(material: bytes | Path, field: str) -> bytes:
-    """The PEM itself. Raises ValueError naming field and file."""
+    """Return the PEM. Raises ValueError naming field and file."""
     try:
         return read_material(material)
     except OSError as error:

@@ -26,7 +26,7 @@ from pointsman.kube.timing import Clock, RateLimit, Sleep
 
 STREAM_HEADERS_SECONDS = 30.0
 MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Uncompressed, of one response. A page of 2,000 objects with 8 KiB each fits; for more, ask for smaller pages."""
+"""Uncompressed, of one response. A page of 2,000 objects with 8 KiB each fits; for more, request smaller pages."""
 _MAX_ERROR_BODY_BYTES, _ERROR_BODY_TIMEOUT_SECONDS = 64 * 1024, 5.0
 _MAX_DETAIL_CHARACTERS = 500
 _TRANSFER_TIMEOUT_SECONDS = 600.0
@@ -103,7 +103,7 @@ class ApiClient:
                 return response
         except TimeoutError as error:
             raise RequestFailed(
-                f"{self._name(request)}: not complete after {_TRANSFER_TIMEOUT_SECONDS:.0f} s"
+                f"{self._describe(request)}: not complete after {_TRANSFER_TIMEOUT_SECONDS:.0f} s"
             ) from error
         finally:
             self._listener.on_complete(method, self._clock() - started, len(body or b""), received)
@@ -141,7 +141,7 @@ class ApiClient:
                 body = await self._read_error_body(
                     response, min(headers_timeout, _ERROR_BODY_TIMEOUT_SECONDS)
                 )
-                raise _build_error(response, self._name(request), body)
+                raise _build_error(response, self._describe(request), body)
             yield response
         except HttpError as error:
             raise self._build_failure(request, error) from error
@@ -186,7 +186,7 @@ class ApiClient:
                 return await self._http.send(signed, connector)
         except TimeoutError as error:
             raise RequestFailed(
-                f"{self._name(request)}: no response within {headers_timeout:.0f} s"
+                f"{self._describe(request)}: no response within {headers_timeout:.0f} s"
             ) from error
         except HttpError as error:
             raise self._build_failure(request, error) from error
@@ -198,12 +198,12 @@ class ApiClient:
                 async with asyncio.timeout(idle):
                     piece = await response.read()
             except TimeoutError as error:
-                raise RequestFailed(f"{self._name(request)}: no data for {idle:.0f} s") from error
+                raise RequestFailed(f"{self._describe(request)}: no data for {idle:.0f} s") from error
             if not piece:
                 return body.getvalue()
             if body.tell() + len(piece) > self._max_body:
                 raise TooLarge(
-                    f"{self._name(request)}: the response is larger than {self._max_body >> 20} MiB"
+                    f"{self._describe(request)}: the response is larger than {self._max_body >> 20} MiB"
                 )
             body.write(piece)
 
@@ -220,16 +220,16 @@ class ApiClient:
             return b""
         return found[:_MAX_ERROR_BODY_BYTES]
 
-    def _name(self, request: Request) -> str:
+    def _describe(self, request: Request) -> str:
         return f"{request.method} {self._server}{request.path}"
 
     def _build_failure(self, request: Request, error: HttpError) -> RequestFailed:
         reason = f"not valid HTTP: {error}" if isinstance(error, InvalidHttp) else str(error)
-        return RequestFailed(f"{self._name(request)}: {_to_one_line(reason)}")
+        return RequestFailed(f"{self._describe(request)}: {_to_one_line(reason)}")
 
 
 def _to_one_line(text: str) -> str:
-    """Text from outside must not forge a log line, nor fill the log."""
+    """Return text from outside so that it can neither forge a log line nor fill the log."""
     return " ".join(text.split())[:_MAX_DETAIL_CHARACTERS]
 
 

@@ -17,7 +17,7 @@ class RequestListener:
     def on_complete(self, method: str, seconds: float, sent: int, received: int | None) -> None:
         """A request and its response are complete, or failed; `received` is None when there was no complete body.
 
-        Streams are not reported: their duration says nothing.
+        Streams are not reported: their duration is no measure of the server.
         """
 
     def on_plugin_run(self, outcome: str, code: int) -> None:

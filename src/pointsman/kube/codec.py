@@ -138,16 +138,16 @@ class Decoder(ABC, Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind.__name__
         self._usual_start = b"none yet"
-        """How objects of this kind usually begin: it spares reading the kind of each."""
+        """How objects of this kind usually begin: the kind of one that begins so need not be read."""
 
     def page(self, body: bytes) -> Page[T]:
-        """Raises Unreadable when the body is not a list of this kind, and TooLarge."""
+        """Decode a list. Raises Unreadable when the body is not a list of this kind, and TooLarge."""
         raw = decode_with(self._read_page, body)
         check_kind(raw.kind, f"{self._kind}List")
         return Page(raw.metadata, self._decode_items(raw.items))
 
     def event(self, frame: bytes) -> WatchEvent:
-        """Raises Unreadable for anything but a watch event of this kind."""
+        """Decode a watch event, without its object. Raises Unreadable for anything else, and for another kind."""
         event = decode_with(self._read_event, frame)
         start = memoryview(event.object)[: len(self._usual_start)]
         if event.type != "ERROR" and start != self._usual_start:
@@ -155,7 +155,7 @@ class Decoder(ABC, Generic[T]):
         return event
 
     def bookmark(self, data: Data) -> Bookmark:
-        """Raises Unreadable."""
+        """Decode the object of a BOOKMARK event. Raises Unreadable."""
         return decode_with(lambda inner: self._read_bookmark(self._open(inner)), data)
 
     def object(self, data: Data) -> T | BadObject:
@@ -201,7 +201,7 @@ class Decoder(ABC, Generic[T]):
     def _read_event(self, frame: bytes) -> WatchEvent: ...
     @abstractmethod
     def _open(self, data: Data) -> Data:
-        """Return what the envelope of an event's object holds."""
+        """Return the object of an event without the envelope of the format."""
 
     @abstractmethod
     def _read_kind(self, data: Data) -> str: ...
@@ -214,9 +214,9 @@ class Decoder(ABC, Generic[T]):
 
 
 def check_kind(found: str, wanted: str) -> None:
-    """Raise Unreadable for another kind: its objects may fit our structs, and would replace all of ours.
+    """Raise Unreadable for another kind, whose objects may fit the same structs and would replace all that are known.
 
-    The kind may be missing: only the answer to another request is recognised by it.
+    A missing kind is accepted: only responses to other requests are to be recognised.
     """
     if found and found != wanted:
         raise Unreadable(f"its kind is {found[:_MAX_KIND_CHARACTERS]!r}, not {wanted}")

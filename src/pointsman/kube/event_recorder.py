@@ -50,7 +50,7 @@ class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
 
 def refer_to_node(name: str) -> ObjectReference:
-    """The own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
+    """Return the reference to the own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
     return ObjectReference("Node", name, uid=name)
 
 
@@ -80,7 +80,7 @@ class _Series:
 
 
 class Recorder:
-    """Takes events; never blocks, never fails. This one drops them, for runs without an API server: logs say the same."""
+    """Takes events; never blocks, never fails. This one drops them, for runs without an API server: the log has the same."""
 
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         """Record an event about this Node."""

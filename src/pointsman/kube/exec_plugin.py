@@ -1,7 +1,7 @@
 """Credentials from an external command (ExecCredential v1 and v1beta1).
 
-The command's standard output is a secret and is never logged nor quoted in an error. The command gets no terminal: there
-is no user on a node to ask.
+The command's standard output is a secret and is never logged nor quoted in an error. The command gets no terminal:
+no user of a node could answer it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PluginFailed(KubeError):
 
 @dataclass(frozen=True, slots=True)
 class ExecCredential:
-    """What a plugin granted; `expires` is a Unix time, None when it lasts until the server refuses it."""
+    """Credentials from a plugin; `expires` is a Unix time, None when it lasts until the server refuses it."""
 
     token: str = field(default="", repr=False)
     client_certificate: bytes | None = field(default=None, repr=False)
@@ -134,7 +134,7 @@ async def run_plugin(
 
 
 def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCredential:
-    """Parse what the plugin printed. Errors say what is wrong without repeating any of it."""
+    """Parse what the plugin printed. Raises KubeError with what is wrong, without repeating any of it."""
     try:
         answer = msgspec.json.decode(output, type=_Output)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

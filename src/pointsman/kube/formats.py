@@ -1,6 +1,6 @@
 """The formats of an API server, and which of them to request.
 
-A response is decoded by its Content-Type, not by what was requested: a server may know only JSON.
+A response is decoded by its Content-Type, not by what was requested: a server may support only JSON.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from pointsman.kube.wire import (
     Malformed,
     Reader,
     integer,
+    iter_parts,
     mapping,
     message,
     name,
     one,
-    parts,
     text,
 )
 
@@ -65,7 +65,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class _WithMeta(msgspec.Struct, frozen=True, gc=False):
-    """Any object, reduced to the part that says where to resume"""
+    """Any object, reduced to the resourceVersion and the annotations of a bookmark"""
 
     metadata: BookmarkMeta = BookmarkMeta()
 
@@ -76,14 +76,14 @@ class _Identified(msgspec.Struct, frozen=True, gc=False):
     metadata: Identity = Identity()
 
 
-_type_meta = BoundedCache(message(_TypeMeta, kind=name(2))).__getitem__
-_event = message(_Event, type=text(1), object=one(2, message(_RawExtension, raw=one(1, bytes))))
-_list_meta = message(ListMeta, resource_version=text(2), continue_token=text(3))
-_status = message(StatusObject, message=text(3), reason=text(4), code=integer(6))
-_with_meta = message(
+_read_type_meta = BoundedCache(message(_TypeMeta, kind=name(2))).__getitem__
+_read_watch_event = message(_Event, type=text(1), object=one(2, message(_RawExtension, raw=one(1, bytes))))
+_read_list_meta = message(ListMeta, resource_version=text(2), continue_token=text(3))
+_read_status = message(StatusObject, message=text(3), reason=text(4), code=integer(6))
+_read_with_meta = message(
     _WithMeta, metadata=one(1, message(BookmarkMeta, resource_version=text(6), annotations=mapping(12)))
 )
-_identified = message(
+_read_identified = message(
     _Identified, metadata=one(1, message(Identity, name=text(1), namespace=text(3), resource_version=text(6)))
 )
 
@@ -96,7 +96,7 @@ def open_envelope(data: Data) -> bytes:
 def _find_contents(data: bytes) -> memoryview:
     if not data.startswith(MAGIC):
         raise Malformed("it does not begin with the mark of a Kubernetes object")
-    for number, part in parts(memoryview(data)[len(MAGIC) :]):
+    for number, part in iter_parts(memoryview(data)[len(MAGIC) :]):
         if number == _ENVELOPE_CONTENTS:
             return part
     return memoryview(b"")
@@ -104,7 +104,7 @@ def _find_contents(data: bytes) -> memoryview:
 
 def decode_protobuf_status(data: bytes) -> StatusObject:
     """Return the Status in an envelope."""
-    return _status(open_envelope(data))
+    return _read_status(open_envelope(data))
 
 
 class ProtobufDecoder(Decoder[T]):
@@ -128,13 +128,18 @@ class ProtobufDecoder(Decoder[T]):
     def _read_page(self, body: bytes) -> RawPage:
         contents = _find_contents(body)
         metadata = next(
-            (_list_meta(bytes(part)) for number, part in parts(contents) if number == _LIST_METADATA), None
+            (
+                _read_list_meta(bytes(part))
+                for number, part in iter_parts(contents)
+                if number == _LIST_METADATA
+            ),
+            None,
         )
-        items = (bytes(part) for number, part in parts(contents) if number == _LIST_ITEMS)
+        items = (bytes(part) for number, part in iter_parts(contents) if number == _LIST_ITEMS)
         return RawPage(self.kind_of(body), metadata or ListMeta(), items)
 
     def _read_event(self, frame: bytes) -> WatchEvent:
-        event = _event(frame)
+        event = _read_watch_event(frame)
         if not event.type:
             raise Malformed("an event has no type")
         return WatchEvent(event.type, msgspec.Raw(event.object.raw))
@@ -143,19 +148,19 @@ class ProtobufDecoder(Decoder[T]):
         return open_envelope(data)
 
     def _read_kind(self, data: Data) -> str:
-        for number, part in parts(memoryview(bytes(data))[len(MAGIC) :]):
+        for number, part in iter_parts(memoryview(bytes(data))[len(MAGIC) :]):
             if number == _ENVELOPE_TYPE:
-                return _type_meta(bytes(part)).kind
+                return _read_type_meta(bytes(part)).kind
         return ""
 
     def _read(self, contents: Data) -> T:
         return self._read_message(contents)
 
     def _read_identity(self, contents: Data) -> Identity:
-        return _identified(bytes(contents)).metadata
+        return _read_identified(bytes(contents)).metadata
 
     def _read_bookmark(self, contents: Data) -> Bookmark:
-        return Bookmark(_with_meta(bytes(contents)).metadata)
+        return Bookmark(_read_with_meta(bytes(contents)).metadata)
 
 
 class FrameSplitter:

@@ -38,7 +38,7 @@ class Resource(Generic[T]):
     field_selector_required: bool = True
     """False when the selector only saves traffic, so that it may be left out for a server that refuses it."""
     required: bool = True
-    """False when a server without this kind (404), or one that hides it from us (403), is fine."""
+    """False when a server may lack this kind (404), or deny access to it (403)."""
 
 
 SERVICES = Resource(
@@ -55,7 +55,7 @@ ENDPOINT_SLICES = Resource(
     "/apis/discovery.k8s.io/v1/endpointslices",
     label_selector=f"!{HEADLESS_LABEL}",
 )
-"""Only the Service says who serves it: controllers copy its labels to slices, and copies may lag behind."""
+"""Slices are not selected by the proxy's name: their labels are copies of the Service's, and may lag behind."""
 
 SERVICE_CIDRS = Resource(ServiceCIDR, "/apis/networking.k8s.io/v1/servicecidrs", required=False)
 

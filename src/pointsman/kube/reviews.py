@@ -1,4 +1,4 @@
-"""Questions to the API server about clients of our own ports: who holds this token, and what may this user do?"""
+"""Reviews by the API server of clients of the metrics port: TokenReview and SubjectAccessReview."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class ApiReviews:
         self._client, self._audiences = client, tuple(audiences)
 
     async def review_token(self, token: str) -> User | None:
-        """Return who holds this token; None when it is not valid here."""
+        """Return the user of this token; None when it is not valid here."""
         spec = {"token": token, **({"audiences": self._audiences} if self._audiences else {})}
         answer = await self._review("authentication.k8s.io", "TokenReview", spec, _TokenReview)
         status = answer.status
-        is_ours = not self._audiences or not set(self._audiences).isdisjoint(status.audiences)
-        return status.user if status.authenticated and is_ours else None
+        is_for_us = not self._audiences or not set(self._audiences).isdisjoint(status.audiences)
+        return status.user if status.authenticated and is_for_us else None
 
     async def review_access(self, user: User, verb: str, path: str) -> bool:
         """Return whether this user may do that to a path outside the API's resources."""

@@ -19,14 +19,14 @@ class WatchStatus:
     synced: bool = False
     """The first complete list has been delivered."""
     absent: bool = False
-    """The server does not have (or does not show us) this optional kind; nothing is wrong, nothing is watched."""
+    """The server lacks this optional kind, or denies access to it; nothing is wrong, nothing is watched."""
     last_event: float | None = None
     """When the server last sent anything: an object, a bookmark or a list page."""
     failures: int = 0
     """Failed attempts since the last success."""
     failures_total: int = 0
     answered: bool = True
-    """Whether the server answered the last attempt that failed."""
+    """The server answered the last attempt that failed."""
     last_error: str = ""
     """Kept after a recovery."""
     lists: int = 0

@@ -33,7 +33,7 @@ _OBJECTS_PER_TURN = 100
 _MIN_WATCH_SECONDS = 1.0
 _NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
 _RESUMABLE = (401, 403, 408, 429)
-"""Statuses that say nothing about the resourceVersion to resume from."""
+"""Statuses that do not concern the resourceVersion to resume from."""
 _MAX_VERSION_DIGITS = 20
 """Of a resourceVersion in a message."""
 _MAX_FAILED_RESUMES = 3
@@ -66,7 +66,7 @@ class ListWatch(Generic[T]):
         page_limit: int = PAGE_LIMIT,
         timing: Timing | None = None,
     ) -> None:
-        """`accept` is a value of `kube/formats.py`; a server that refuses it is asked for JSON from then on."""
+        """`accept` is a value of `kube/formats.py`; from a server that refuses it, JSON is requested from then on."""
         self._requests = ResourceRequests(client, resource, accept)
         self._is_required = resource.required
         self._status = status
@@ -101,7 +101,7 @@ class ListWatch(Generic[T]):
     async def _list_and_watch(self, deliver: Deliver) -> None:
         """List if that is due, then watch until the server ends the watch.
 
-        A watch may begin with the list: neither the server nor we hold a copy of all objects then, and servers that compress such a
+        A watch may begin with the list: neither the server nor this process holds a copy of all objects then, and servers that compress such a
         stream compress the changes that follow as well.
         """
         if self._ended_early and self._version:
@@ -121,7 +121,7 @@ class ListWatch(Generic[T]):
         await self._watch({"resourceVersion": self._version}, deliver)
 
     async def _check_version(self) -> None:
-        """Make a list due, and raise Gone, when the server is behind us: its etcd was restored from a backup.
+        """Make a list due, and raise Gone, when the server has an older version than this process: its etcd was restored from a backup.
 
         Such a server accepts the watch, and sends nothing until it has caught up. In a cluster at rest nothing is checked.
         """
@@ -295,7 +295,7 @@ class ListWatch(Generic[T]):
         if isinstance(error, Gone):
             self._version = ""
         elif error.status and error.status not in _RESUMABLE:
-            # The resourceVersion may be the cause: a server restored from a backup does not know it.
+            # The resourceVersion may be the cause: a server restored from a backup has not reached it.
             self._failed_resumes += 1
             if error.status < 500 or self._failed_resumes >= _MAX_FAILED_RESUMES:
                 self._version = ""
@@ -311,7 +311,7 @@ class ListWatch(Generic[T]):
         return pause
 
     def _is_absent(self, error: KubeError) -> bool:
-        """Whether the server does not have this optional kind, or never showed it to us."""
+        """Return whether the server lacks this optional kind, or has denied access to it from the start."""
         if self._is_required:
             return False
         return error.status == 404 or (error.status == 403 and not self._status.lists)

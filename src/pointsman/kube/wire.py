@@ -88,7 +88,7 @@ def texts(number: int) -> Field:
 
 def mapping(number: int) -> Field:
     """A map from strings to strings."""
-    return Field(number, _BYTES, _pair, _add_entry)
+    return Field(number, _BYTES, _read_pair, _add_entry)
 
 
 def flag(number: int) -> Field:
@@ -97,11 +97,11 @@ def flag(number: int) -> Field:
 
 def integer(number: int) -> Field:
     """An int32; the wire has negative ones as 64 bits."""
-    return Field(number, _VARINT, lambda value: value if value < 1 << 31 else _signed(value, 32))
+    return Field(number, _VARINT, lambda value: value if value < 1 << 31 else _to_signed(value, 32))
 
 
 def long_integer(number: int) -> Field:
-    return Field(number, _VARINT, lambda value: value if value < 1 << 63 else _signed(value, 64))
+    return Field(number, _VARINT, lambda value: value if value < 1 << 63 else _to_signed(value, 64))
 
 
 def one(number: int, read: Reader[Any]) -> Field:
@@ -120,9 +120,12 @@ def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
     type, and a missing one without default, make the message malformed.
     """
     names = kind.__struct_fields__  # type: ignore[attr-defined]
-    slots = {_tag(field): _Slot(names.index(key), field.read, field.collect) for key, field in fields.items()}
+    slots = {
+        _encode_tag(field): _Slot(names.index(key), field.read, field.collect)
+        for key, field in fields.items()
+    }
     slots |= {
-        field.number << 3 | wire_type: _Slot(0, _refusal(key), None)
+        field.number << 3 | wire_type: _Slot(0, _build_refusal(key), None)
         for key, field in fields.items()
         for wire_type in (_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES)
         if wire_type != field.wire_type
@@ -139,14 +142,14 @@ def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
             tag = data[position]
             position += 1
             if tag > 0x7F:
-                tag, position = varint(data, position - 1)
+                tag, position = read_varint(data, position - 1)
             slot = slot_of(tag)
             wire_type = tag & 7
             if wire_type == _BYTES:
                 length = data[position]
                 position += 1
                 if length > 0x7F:
-                    length, position = varint(data, position - 1)
+                    length, position = read_varint(data, position - 1)
                 start, position = position, position + length
                 if slot is not None:
                     where, read_value, collect = slot
@@ -155,11 +158,11 @@ def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
                     else:
                         collect(values, where, read_value(data[start:position]))
             elif wire_type == _VARINT:
-                number, position = varint(data, position)
+                number, position = read_varint(data, position)
                 if slot is not None:
                     values[slot.where] = slot.read(number)
             else:
-                position += _fixed_length(wire_type)
+                position += _get_fixed_length(wire_type)
                 if slot is not None:
                     slot.read(b"")
         if position != end:
@@ -191,24 +194,24 @@ def _add_entry(values: list[Any], where: int, entry: tuple[str, str]) -> None:
         raise Malformed(f"a map has more than {_MAX_PAIRS} entries")
 
 
-def parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def iter_parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield number and contents of the fields that hold bytes, without copying them: for a message as large as a list."""
     position, end = 0, len(data)
     while position < end:
-        tag, position = varint(data, position)
+        tag, position = read_varint(data, position)
         if tag & 7 == _BYTES:
-            length, position = varint(data, position)
+            length, position = read_varint(data, position)
             if position + length > end:
                 raise Malformed("it ends in the middle of a field")
             yield tag >> 3, data[position : position + length]
             position += length
         elif tag & 7 == _VARINT:
-            _, position = varint(data, position)
+            _, position = read_varint(data, position)
         else:
-            position += _fixed_length(tag & 7)
+            position += _get_fixed_length(tag & 7)
 
 
-def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Return the number at `position` and the position after it. Raises IndexError when it does not end."""
     value = shift = 0
     while True:
@@ -222,25 +225,25 @@ def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
             raise Malformed("a number has more than 64 bits")
 
 
-def _tag(field: Field) -> int:
+def _encode_tag(field: Field) -> int:
     return field.number << 3 | field.wire_type
 
 
-def _fixed_length(wire_type: int) -> int:
+def _get_fixed_length(wire_type: int) -> int:
     try:
         return _FIXED_LENGTHS[wire_type]
     except KeyError:
         raise Malformed(f"there is no wire type {wire_type}") from None
 
 
-def _refusal(key: str) -> Callable[[Any], Any]:
+def _build_refusal(key: str) -> Callable[[Any], Any]:
     def refuse(_value: object) -> None:
         raise Malformed(f"{key} has the wrong type")
 
     return refuse
 
 
-def _signed(value: int, bits: int) -> int:
+def _to_signed(value: int, bits: int) -> int:
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -252,9 +255,9 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     value: str = ""
 
 
-_entry = message(_Entry, key=name(1), value=text(2))
+_read_entry = message(_Entry, key=name(1), value=text(2))
 
 
-def _pair(data: bytes) -> tuple[str, str]:
-    entry = _entry(data)
+def _read_pair(data: bytes) -> tuple[str, str]:
+    entry = _read_entry(data)
     return entry.key, entry.value

@@ -1,4 +1,4 @@
-"""Families whose values are read at scrape time, from the kernel or from a table of ours."""
+"""Families whose values are read at scrape time, from the kernel or from a table of this process."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class MetricFactory:
 
 
 def count_level(levels: Counts[str], text: str) -> None:
-    """Help texts of Kubernetes begin with a stability level; our own metrics have none."""
+    """Count the stability level with which help texts of Kubernetes begin; metrics of our own have none."""
     if text.startswith("["):
         levels[text[1:].partition("]")[0]] += 1
 

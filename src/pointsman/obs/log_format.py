@@ -3,8 +3,8 @@
 Tools and habits around a cluster parse these two formats, so both are kept exactly: the klog header and `key="value"`
 pairs, and `ts` (milliseconds), `caller`, `msg`, `v` or `err` in JSON.
 
-No message can forge a line: messages, ours and other libraries', are quoted, and what may have
-several lines (values, tracebacks) is indented. Both are truncated at a length that no useful one has.
+No message can forge a line: messages, those of other libraries included, are quoted, and what may have several lines
+(values, tracebacks) is indented. Each is truncated at `MAX_VALUE_CHARACTERS`.
 """
 
 from __future__ import annotations

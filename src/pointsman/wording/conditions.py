@@ -1,4 +1,7 @@
-"""Every type of condition: what it means, what it blocks, its reasons, and what to do about each. scripts/conditions.py writes docs/conditions.md from it."""
+"""Every type of condition: what it means, what it blocks, its reasons, and what to do about each.
+
+scripts/conditions.py writes docs/conditions.md from this table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of outcomes: who connects, what happens, what the endpoint sees, why an endpoint is used."""
+"""The text of outcomes: who connects, what happens, which source address arrives, why an endpoint is used."""
 
 from __future__ import annotations
 
