@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint, Identity
-from pointsman.model.findings import Code, Finding, bad_annotation
+from pointsman.model.findings import Code, Finding, build_bad_annotation
 from pointsman.model.objects import Meta
 
 SCHEDULER_ANNOTATION = "pointsman.dev/scheduler"
@@ -76,7 +76,7 @@ class BalancingRequest(msgspec.Struct, frozen=True, gc=False):
 
     scheduler: Scheduler | None = None
     requested_name: str = ""
-    """Name of the scheduler as written, ours or that of IPVS."""
+    """Name of the scheduler as written, which may be one of IPVS."""
     weights: Weights = {}
     slow_start: int | None = None
     """Seconds until a new endpoint has its full share."""
@@ -190,7 +190,7 @@ def read_annotation(
     text = meta.annotation(name)
     value = parse(text) if text is not None else None
     if text is not None and value is None:
-        findings.append(bad_annotation(name, text, expected))
+        findings.append(build_bad_annotation(name, text, expected))
     return value
 
 
@@ -233,12 +233,12 @@ def parse_weights(meta: Meta, findings: list[Finding]) -> Weights:
         match = _WEIGHT_ENTRY.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
             expected = f"entries zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
-            findings.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
+            findings.append(build_bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
         else:
             weights[match[1] or "", match[2] or ""] = int(match[3])
     if len(entries) > MAX_WEIGHTS:
         expected = f"at most {MAX_WEIGHTS} entries; give weights by node or zone, or annotate EndpointSlices"
-        findings.append(bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
+        findings.append(build_bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
     return weights
 
 

@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def local(self) -> bool:
-        """Whether its nodeName is this node."""
+        """Its nodeName is this node."""
         return self.state.local
 
     @property

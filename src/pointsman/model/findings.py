@@ -1,4 +1,4 @@
-"""What can be said about an object, a Service or a configuration: a code, how much it matters, about what, and details.
+"""Findings about an object, a Service or a configuration: code, severity, object and parameters.
 
 There is no English here: `pointsman.wording` makes text from codes and parameters. A code is also the reason of an event
 and the label of a metric, so its value never changes.
@@ -249,7 +249,7 @@ def clip(text: str, length: int = MAX_VALUE_LENGTH) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-def bad_annotation(annotation: str, value: str, expected: str, used: str = "") -> Finding:
+def build_bad_annotation(annotation: str, value: str, expected: str, used: str = "") -> Finding:
     """Return the finding for a value that counts as another one or, by default, as not given."""
     parameters = {"annotation": annotation, "value": clip(value), "expected": expected}
     if used:
@@ -258,7 +258,7 @@ def bad_annotation(annotation: str, value: str, expected: str, used: str = "") -
 
 
 def limit_findings(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Truncate the findings about one object, and say how many were left out."""
+    """Truncate the findings about one object; the last one counts those that were left out."""
     more = len(findings) - MAX_PER_OBJECT
     if more <= 0:
         return findings

@@ -68,7 +68,7 @@ class SourceRanges(msgspec.Struct, frozen=True, gc=False):
 
 
 class FlowTimeouts(msgspec.Struct, frozen=True, gc=False):
-    """Seconds after which connection tracking forgets idle flows of a Service; 0 where it does not say."""
+    """Seconds after which connection tracking forgets idle flows of a Service; 0 without a request."""
 
     udp: int = 0
     tcp_established: int = 0

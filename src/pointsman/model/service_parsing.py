@@ -24,7 +24,7 @@ from pointsman.model.balancing import (
     parse_seconds,
     read_annotation,
 )
-from pointsman.model.findings import Code, Finding, Value, bad_annotation, clip
+from pointsman.model.findings import Code, Finding, Value, build_bad_annotation, clip
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Meta, Service, ServicePortSpec
 from pointsman.model.service import (
     DEFAULT_AFFINITY_SECONDS,
@@ -308,7 +308,7 @@ def _parse_all_frontends(service: Service, findings: list[Finding]) -> bool:
     if text is None:
         return False
     if text not in _RESTRICTED_FRONTENDS:
-        bad = bad_annotation(
+        bad = build_bad_annotation(
             SOURCE_RANGES_ANNOTATION, text, f"one of {', '.join(_RESTRICTED_FRONTENDS)}", _ALL_FRONTENDS
         )
         findings.append(bad)

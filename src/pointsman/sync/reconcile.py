@@ -176,7 +176,7 @@ class Reconciler:
                 unsynced=frozenset((*self._waiting, *self._before)),
                 findings=self._findings.take(),
             ) from error
-        self._findings.by_kernel(report.rejected)
+        self._findings.replace_rejections(report.rejected)
         self._rejected = report.rejected
         accepted = {
             name: PlanChange(old, new)
@@ -252,10 +252,10 @@ class Reconciler:
     def _replan(self, name: ServicePortName, context: NodeContext, *, may_wait: bool) -> None:
         planned = self._plan(name, context)
         if isinstance(planned, Finding):
-            self._findings.by_plan(name, (planned,))
+            self._findings.replace(name, (planned,))
             plan = None
         else:
-            self._findings.by_plan(name, planned.findings if planned is not None else ())
+            self._findings.replace(name, planned.findings if planned is not None else ())
             plan = planned
         old = self.plans.get(name)
         if plan == old:
@@ -354,12 +354,13 @@ class _Findings:
         self._by_kernel: Mapping[ServicePortName, str] = {}
         self._new: list[Finding] = []
 
-    def by_plan(self, name: ServicePortName, findings: tuple[Finding, ...]) -> None:
+    def replace(self, name: ServicePortName, findings: tuple[Finding, ...]) -> None:
+        """Replace the findings of the plan of a service port."""
         known = self._by_plan.get(name, ())
         if findings == known:
             return
         before = set(known)
-        self._new += [finding.about(_reference(name)) for finding in findings if finding not in before]
+        self._new += [finding.about(_build_reference(name)) for finding in findings if finding not in before]
         if findings:
             self._by_plan[name] = findings
         else:
@@ -369,9 +370,10 @@ class _Findings:
         if conflicts:
             self.conflicts[name] = conflicts
 
-    def by_kernel(self, rejected: Mapping[ServicePortName, str]) -> None:
+    def replace_rejections(self, rejected: Mapping[ServicePortName, str]) -> None:
+        """Replace the service ports that the kernel rejects, with the reasons."""
         self._new += [
-            Finding(Code.KERNEL_REFUSED, Severity.ERROR, _reference(name), {"reason": reason})
+            Finding(Code.KERNEL_REFUSED, Severity.ERROR, _build_reference(name), {"reason": reason})
             for name, reason in rejected.items()
             if self._by_kernel.get(name) != reason
         ]
@@ -382,5 +384,5 @@ class _Findings:
         return new
 
 
-def _reference(name: ServicePortName) -> ObjectReference:
+def _build_reference(name: ServicePortName) -> ObjectReference:
     return ObjectReference("Service", name.key, name.port)

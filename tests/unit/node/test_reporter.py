@@ -12,7 +12,7 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
-from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity, build_bad_annotation
 from pointsman.node.reporter import MAX_HISTORY, Reporter
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncFailed, SyncOutcome, Totals
@@ -150,7 +150,7 @@ def test_a_flood_of_problems_writes_few_lines_and_hides_no_other_reason(
 ) -> None:
     desk = Desk()
     severity = Severity.NOTICE if served else Severity.WARNING
-    bad = bad_annotation("x", "a", "a number")
+    bad = build_bad_annotation("x", "a", "a number")
     flood = msgspec.structs.replace(bad, object=CONTESTED.object, severity=severity)
     contested = msgspec.structs.replace(CONTESTED, severity=severity)
     desk.reporter.on_synced(outcome(findings=(*[flood] * 5000, contested)))

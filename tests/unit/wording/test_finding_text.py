@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity, build_bad_annotation
 from pointsman.wording import findings
 from pointsman.wording.findings import describe, render_finding, render_message
 
@@ -25,7 +25,7 @@ def test_a_finding_is_described_once() -> None:
     ("used", "text"), [("", "'a' is ignored; expected x"), ("all", "'a' is read as 'all'; expected x")]
 )
 def test_a_bad_annotation_says_what_it_counts_as(used: str, text: str) -> None:
-    assert render_message(bad_annotation("n", "a", "x", used)) == f"annotation n: {text}"
+    assert render_message(build_bad_annotation("n", "a", "x", used)) == f"annotation n: {text}"
 
 
 def test_place_and_object_come_before_the_message() -> None:
