@@ -19,7 +19,7 @@ from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers, build_security
 from pointsman.backends.contract import Mode
 from pointsman.conditions import ConditionBoard
-from pointsman.config.flags import flagz
+from pointsman.config.flags import list_flag_texts
 from pointsman.config.gates import FeatureGates
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
@@ -237,7 +237,7 @@ async def assemble(
         servers = Servers(
             proxy,
             recorder,
-            dict(flagz(options.flags_set)),
+            dict(list_flag_texts(options.flags_set)),
             inspector,
             options.paths.control_socket,
             connections,

@@ -59,7 +59,7 @@ def _render_flag(flag: Flag, width: int) -> list[str]:
     return [heading, *(f"{indent}{line}" for line in body)]
 
 
-def flagz(texts: Mapping[str, str]) -> list[tuple[str, str]]:
+def list_flag_texts(texts: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return every flag with its current text, sorted by name."""
     return sorted((flag.name, texts.get(flag.name, flag.default)) for flag in FLAGS)
 

@@ -9,8 +9,6 @@ from pointsman.config.gates import render_gates
 from pointsman.config.goflags import Flag, Kind, config_flag, group_flags, option_flag
 from pointsman.config.mode_table import MODES
 
-_EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
-
 
 def _log_options(form: str) -> Iterator[Flag]:
     needs = "Needs the feature gate LoggingAlphaOptions."
@@ -189,7 +187,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         config_flag(
             "ipvs-exclude-cidrs",
             "ipvs.exclude_cidrs",
-            help="Ranges of virtual servers that clean-up must not touch.",
+            help="Ranges of virtual servers that ipvs mode never removes; --cleanup, and the first sync of another mode, do.",
         ),
         config_flag("ipvs-strict-arp", "ipvs.strict_arp", help="Set arp_ignore to 1 and arp_announce to 2."),
         config_flag(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.config.command_line import MAX_FILE_BYTES, parse_run
-from pointsman.config.flags import FLAGS, flagz, render_document, render_help
+from pointsman.config.flags import FLAGS, list_flag_texts, render_document, render_help
 from pointsman.config.goflags import Kind
 from pointsman.config.load import config_to_yaml
 from pointsman.config.options import RunOptions
@@ -297,7 +297,9 @@ def test_help_and_version_need_no_valid_configuration(argv: list[str]) -> None:
 
 
 def test_flagz_shows_given_text_and_defaults() -> None:
-    shown = dict(flagz(as_kube_proxy("-v=3", "--nodeport-addresses=a/1,primary", "--help").flags_set))
+    shown = dict(
+        list_flag_texts(as_kube_proxy("-v=3", "--nodeport-addresses=a/1,primary", "--help").flags_set)
+    )
     assert shown["v"] == "3"
     assert shown["nodeport-addresses"] == "a/1,primary"
     assert shown["oom-score-adj"] == "-999"
