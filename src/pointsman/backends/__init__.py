@@ -6,7 +6,7 @@ Invariants:
 * Compiling a plan is pure and deterministic; only `sync` and `maintain` of a backend change the kernel.
 * Memory follows the kernel: a backend commits what the kernel acknowledged, never before.
 * A bad object is rejected alone; when most would be, the sync fails before anything is removed.
-* "Is the kernel as it should be?" has one module per mode, and reports `Difference`s with their owners.
+* Each mode compares the kernel with the desired state in one module, `check`, which reports `Difference`s with their owners.
 
 A change that adds a capability must also say in `Capabilities` (`model/balancing.py`) which modes have it, and planning must
 report what a mode lacks. A change that adds kernel state must also compare it, and remove it in clean-up.

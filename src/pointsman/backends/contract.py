@@ -299,7 +299,7 @@ class Counting(msgspec.Struct, frozen=True):
 
 
 class LoopbackNodePort(msgspec.Struct, frozen=True):
-    """A node port at a loopback address, of which a mode says whether it answers."""
+    """A node port at a loopback address, for `PacketQuirks.loopback_denial`."""
 
     address: bytes
     protocol: Protocol

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     kind: str
     key: Any
     value: Any = None
-    """None where the key says everything."""
+    """None where the key is enough."""
 
 
 class Ledger:

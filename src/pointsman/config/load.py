@@ -20,7 +20,7 @@ from pointsman.yamltext import OnDuplicate, YamlError, load_documents
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
-    """What a file says, with defaults filled in but not yet validated, with its warnings."""
+    """The contents of a file, with defaults filled in but not yet validated, with its warnings."""
 
     config: KubeProxyConfiguration
     warnings: tuple[str, ...]

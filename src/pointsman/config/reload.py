@@ -68,7 +68,7 @@ class Live(msgspec.Struct, frozen=True):
     """Without the fields that do nothing here."""
 
     def touches(self, *prefixes: str) -> bool:
-        """Whether a change lies at or under one of these paths, such as `logging`."""
+        """Return whether a change lies at or under one of these paths, such as `logging`."""
         return any(_is_under(change.path, prefixes) for change in self.changes)
 
 

@@ -157,7 +157,7 @@ class Conntrack(ConfigBlock, frozen=True, kw_only=True):
 
 
 class KubeProxyConfiguration(ConfigBlock, frozen=True, kw_only=True):
-    """Everything a configuration file can say. An empty bind address means: do not serve."""
+    """All fields of a configuration file. An empty bind address means: do not serve."""
 
     feature_gates: dict[str, bool] = {}
     client_connection: ClientConnection = ClientConnection()

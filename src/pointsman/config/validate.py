@@ -64,7 +64,7 @@ def _check_mode(config: KubeProxyConfiguration, problems: ProblemList) -> None:
 
 
 def _check_periods(config: KubeProxyConfiguration, problems: ProblemList) -> None:
-    """Only the block of the chosen mode counts; without a mode either of the two defaults may be chosen."""
+    """Check the block of the chosen mode only; without a mode either of the two defaults may be chosen."""
     _check_positive(f"{ROOT}.configSyncPeriod", config.config_sync_period, problems)
     for row in find_mode_rows(config.mode):
         block, path = getattr(config, row.periods), f"{ROOT}.{row.periods}"
@@ -128,7 +128,7 @@ def _check_local(config: KubeProxyConfiguration, problems: ProblemList) -> None:
 
 
 def _check_interface(path: str, name: str, problems: ProblemList) -> None:
-    """The name goes into rules, so what the kernel never allows in one is refused here rather than there."""
+    """Check an interface name, which goes into rules: what no kernel allows in one is reported before any is written."""
     if not name:
         problems.add(path, name, "must not be empty")
     elif len(name.encode()) > 15 or not name.isprintable() or any(char in name for char in ' /"'):

@@ -13,13 +13,13 @@ _U32 = struct.Struct("=I")
 
 
 def pack_attribute(kind: int, data: bytes) -> bytes:
-    """One attribute, padded to four bytes."""
+    """Return one attribute, padded to four bytes."""
     length = len(data) + 4
     return _ATTRIBUTE.pack(length, kind) + data + b"\0" * (-length & 3)
 
 
 def pack_nested(kind: int, *children: bytes) -> bytes:
-    """An attribute made of attributes."""
+    """Return an attribute made of attributes."""
     return pack_attribute(kind | NLA_F_NESTED, b"".join(children))
 
 
@@ -28,12 +28,12 @@ def pack_u8(kind: int, value: int) -> bytes:
 
 
 def pack_u16(kind: int, value: int) -> bytes:
-    """Host byte order."""
+    """Return a number in host byte order."""
     return pack_attribute(kind, struct.pack("=H", value))
 
 
 def pack_u32(kind: int, value: int) -> bytes:
-    """Host byte order."""
+    """Return a number in host byte order."""
     return pack_attribute(kind, _U32.pack(value))
 
 
@@ -50,12 +50,12 @@ def pack_u64be(kind: int, value: int) -> bytes:
 
 
 def pack_text(kind: int, value: str) -> bytes:
-    """A zero-terminated string."""
+    """Return a zero-terminated string."""
     return pack_attribute(kind, value.encode() + b"\0")
 
 
 def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Every attribute in order, flags stripped from its type; stops at the first malformed one."""
+    """Yield every attribute in order, flags stripped from its type; stops at the first malformed one."""
     end = len(data)
     while offset + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
@@ -66,7 +66,7 @@ def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]
 
 
 def parse_attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Attributes by type; of a repeated type the last one.
+    """Return the attributes by type; of a repeated type the last one.
 
     The same walk as `iter_attributes`, which costs twice as much for the few attributes most answers have.
     """

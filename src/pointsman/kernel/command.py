@@ -29,7 +29,7 @@ class CommandResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def error_text(self) -> str:
-        """What the program complained about, on one or more lines."""
+        """Its error output, or else its output."""
         return (self.stderr or self.stdout).decode(errors="replace").strip()
 
 
@@ -41,11 +41,11 @@ class Commands(Protocol):
     """Runs programs to completion."""
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
-        """The result, whatever the exit status; raises NotSupported when the program is not installed."""
+        """Return the result, whatever the exit status; raises NotSupported when the program is not installed."""
 
 
 class SystemCommands:
-    """The real thing."""
+    """Runs programs of this host."""
 
     def __init__(self) -> None:
         self._environment = {

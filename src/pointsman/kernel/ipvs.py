@@ -250,7 +250,7 @@ class IpvsSocket(Closable):
         return dict(filter(None, map(decode_virtual_server, self.dump_services())))
 
     def dump_services(self) -> list[bytes]:
-        """Return the kernel's description of each virtual server, undecoded, for `digest` and `diff_listing`, which are much faster."""
+        """Return the kernel's description of each virtual server, undecoded: `compute_digest` and `diff_listing` need no more, and are much faster."""
         request = Message(self._family, 0, _encode_command(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 

@@ -5,7 +5,7 @@ in attributes.py, which does no I/O; message types and attribute numbers of each
 
 Guarantees: answers come from the kernel only (sender checked), every request gets exactly one `Reply` in order,
 a `dump` that the kernel marks as interrupted is repeated (a caller who reads answers itself sees to that), and
-extended-ACK texts are kept because they say which attribute was wrong.
+extended-ACK texts are kept because they name the wrong attribute.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ _ACCEPTED = Reply(0)
 
 
 def build_frame(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
-    """The bytes of one message; payloads are already padded because attributes are."""
+    """Return the bytes of one message; payloads are already padded because attributes are."""
     return _HEADER.pack(HEADER_LENGTH + len(payload), kind, flags, sequence, 0) + payload
 
 
 def split(data: bytes) -> Iterator[Answer]:
-    """The messages of one datagram."""
+    """Yield the messages of one datagram."""
     offset, end = 0, len(data)
     while offset + HEADER_LENGTH <= end:
         length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
@@ -144,7 +144,7 @@ def parse_reply(answer: Answer) -> Reply:
 
 
 def build_kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> KernelError:
-    """The error to raise for an errno; `needs` names the kernel option behind a missing feature."""
+    """Return the error to raise for an errno; `needs` names the kernel option behind a missing feature."""
     message = f"{what}: {os.strerror(code)}"
     if detail:
         message += f" ({detail})"
@@ -242,7 +242,7 @@ class NetlinkSocket(Closable):
             raise build_kernel_error(error.errno or 0, f"send {len(data)} bytes over netlink") from error
 
     def receive(self, *, wait: bool = True) -> list[Answer]:
-        """The messages of the next datagram; empty when there is none and `wait` is false."""
+        """Return the messages of the next datagram; empty when there is none and `wait` is false."""
         while True:
             try:
                 flags = 0 if wait else socket.MSG_DONTWAIT
@@ -275,9 +275,11 @@ class NetlinkSocket(Closable):
         return reply.answers
 
     def _request_some(self, messages: Sequence[Message], position: int, replies: list[Reply]) -> int:
-        """One send. Only its last message asks for an acknowledgement: requests run in order, refusals are
-        always reported, so when the last one is answered, the others without an answer succeeded. Reading one
-        acknowledgement per message would cost more than the requests themselves.
+        """Send one chunk and append its replies; return the position after it.
+
+        Only the last message requests an acknowledgement: requests run in order and errors are always reported, so when the
+        last one is answered, the others without an answer succeeded. Reading one acknowledgement per message would cost
+        more than the requests themselves.
         """
         chunk: list[Message] = []
         size = 0
@@ -314,7 +316,7 @@ class NetlinkSocket(Closable):
     def dump(
         self, message: Message, what: str, *, needs: str = "", max_bytes: int | None = None
     ) -> list[Answer]:
-        """All messages of a dump, or the first ones once they have `max_bytes`. One that was interrupted by a change is repeated.
+        """Return all messages of a dump, or the first ones once they have `max_bytes`; an interrupted dump is repeated.
 
         Where the kernel walks a table that is being resized, some entries may come twice and others not at all: callers
         must see to that.

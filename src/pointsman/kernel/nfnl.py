@@ -43,12 +43,12 @@ NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
 
 def build_header(family: int, resource: int = 0) -> bytes:
-    """The nfgenmsg that starts every nfnetlink payload."""
+    """Return the nfgenmsg that starts every nfnetlink payload."""
     return _HEADER.pack(family, 0, resource)
 
 
 def parse_answer(answer: Answer) -> dict[int, bytes]:
-    """The attributes behind the nfgenmsg."""
+    """Return the attributes behind the nfgenmsg."""
     return nla.parse_attributes(answer.payload, _HEADER.size)
 
 

@@ -74,7 +74,7 @@ def pack_host_order(value: int) -> bytes:
 
 
 def draw_number(register: int, modulus: int) -> bytes:
-    """A random number below `modulus`, in the byte order of the machine."""
+    """Load a random number below `modulus`, in the byte order of the machine."""
     return pack_expression(
         "numgen",
         pack_u32be(nf.NFTA_NG_DREG, register),
@@ -85,7 +85,7 @@ def draw_number(register: int, modulus: int) -> bytes:
 
 
 def hash_registers(register: int, length: int, modulus: int, seed: int) -> bytes:
-    """A number below `modulus` made of the `length` bytes in the registers from `register` on, which it replaces."""
+    """Replace `length` bytes, from `register` on, by a number below `modulus` that is made of them."""
     return pack_expression(
         "hash",
         pack_u32be(nf.NFTA_HASH_SREG, register),

@@ -241,7 +241,7 @@ def _encode_host(interface: int, address: bytes) -> bytes:
 
 
 def _parse_own_address(payload: bytes) -> bytes | None:
-    """The node's end of an address: IFA_LOCAL, or IFA_ADDRESS where there is no other end."""
+    """Return the node's end of an address: IFA_LOCAL, or IFA_ADDRESS where there is no other end."""
     address = None
     for kind, value in nla.iter_attributes(payload, _ADDRESS.size):
         if kind == IFA_LOCAL:

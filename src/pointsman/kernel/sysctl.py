@@ -24,7 +24,7 @@ from pointsman.conditions import Condition
 from pointsman.obs.log import get_log
 
 RESTORED_SECONDS: Final = 20.0
-"""How long a condition says that a setting was restored."""
+"""How long a condition reports that a setting was restored."""
 MAX_RESTORES: Final = 3
 RESTORE_WINDOW_SECONDS: Final = 3600.0
 """A setting is restored that often in that time: another program may insist on its value."""
@@ -228,7 +228,7 @@ class Sysctls:
             wanted.problem = self._set(name, wanted)
             return
         if found is None:
-            return  # A reading that failed says nothing about other programs.
+            return  # A failed reading does not show a change by another program.
         kind = _format_condition_type(name)
         changed = f"{wanted.effect}another program set {name} to {found} instead of {wanted.value}"
         remedy = "find the program (tuned, a sysctl.d file, `pointsman cleanup`), or configure its value here"
@@ -292,7 +292,7 @@ class Sysctls:
 
 
 def _format_condition_type(name: str) -> str:
-    """`SysctlNfConntrackMax` for `net/netfilter/nf_conntrack_max`."""
+    """Return `SysctlNfConntrackMax` for `net/netfilter/nf_conntrack_max`."""
     parts = re.split(r"[_-]", name.rpartition("/")[2])
     return "Sysctl" + "".join(part.capitalize() for part in parts)
 

@@ -1,4 +1,4 @@
-"""Tracked flows as the kernel's messages tell them, and the filter that asks for some; no I/O."""
+"""Tracked flows, decoded from the kernel's messages, and the filter that selects some; no I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NESTED: Final = attributes.NLA_F_NESTED
 _HEADER_LENGTH: Final = 4
 
 Wanted = Callable[[bytes, int, bytes, int], bool]
-"""Original destination and port, address and port that answer: is this flow of interest?"""
+"""Returns whether a flow is of interest, by original destination and port, and by the address and port that answer."""
 
 
 class Flow(NamedTuple):
@@ -95,7 +95,7 @@ class FlowQuery(NamedTuple):
 
 
 def _find_address_attributes(family: Family) -> tuple[int, int]:
-    """Kinds of the attributes that hold source and destination."""
+    """Return the kinds of the attributes that hold source and destination."""
     return (1, 2) if family is Family.IPV4 else (3, 4)
 
 
@@ -143,7 +143,7 @@ class FlowDecoder:
         self._layout = _Layout(family)
 
     def decode(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
-        """The flow of a message, if it matches the query and `wanted` accepts it."""
+        """Return the flow of a message, if it matches the query and `wanted` accepts it."""
         fields = self.read_layout(payload) or self.read_attributes(payload)
         if fields is None:
             return None
@@ -188,7 +188,7 @@ class FlowDecoder:
         return Sighting(path, is_open(fields[2], payload), hash(fields[:5]))
 
     def read_layout(self, payload: bytes) -> _Fields | None:
-        """The fields of a message that looks as every kernel so far writes it."""
+        """Return the fields of a message with the layout that every kernel so far writes; None for another layout."""
         for place, expected in self._layout.fixed:
             if payload[place] != expected:
                 return None
@@ -197,14 +197,14 @@ class FlowDecoder:
         return cast("_Fields", self._layout.fields.unpack_from(payload))
 
     def read_attributes(self, payload: bytes) -> _Fields | None:
-        """The fields of any message, step by step."""
+        """Return the fields of a message whatever its layout; None when some are missing."""
         found = attributes.parse_attributes(payload, _HEADER_LENGTH)
         original = self._read_tuple(found.get(_TUPLE_ORIGINAL, b""))
         reply = self._read_tuple(found.get(_TUPLE_REPLY, b""))
         return (*original, *reply) if original and reply else None
 
     def _read_tuple(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
-        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
+        """Return a tuple whatever the order of its attributes; None for other zones and protocols without ports."""
         found = attributes.parse_attributes(data)
         addresses = attributes.parse_attributes(found.get(_IP, b""))
         ports = attributes.parse_attributes(found.get(_PROTO, b""))
@@ -217,7 +217,7 @@ class FlowDecoder:
 
 
 def is_open(protocol: int, payload: bytes) -> bool:
-    """Whether a message is about an open connection: TCP and SCTP that is established, UDP that was answered.
+    """Return whether a message is about an open connection: TCP and SCTP that is established, UDP that was answered.
 
     Every count of connections is made with this function. The kernel keeps a flow for minutes after either side closed it.
     """
@@ -229,7 +229,7 @@ def is_open(protocol: int, payload: bytes) -> bool:
 
 
 def encode_selection(family: Family, query: FlowQuery) -> bytes:
-    """The query as a filter for the kernel."""
+    """Return the query as a filter for the kernel."""
     flags = _BY_PROTOCOL
     addresses, ports = b"", attributes.pack_u8(_NUMBER, query.protocol)
     # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
@@ -248,12 +248,12 @@ def encode_selection(family: Family, query: FlowQuery) -> bytes:
 
 
 def build_header(family: Family) -> bytes:
-    """What every message about flows of this family begins with."""
+    """Return the header of every message about flows of this family."""
     return bytes((socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, 0, 0, 0))
 
 
 def encode_original(family: Family, flow: Flow) -> bytes:
-    """What names a flow in a request about it."""
+    """Return the attribute that identifies a flow in a request about it."""
     source, destination = _find_address_attributes(family)
     return attributes.pack_nested(
         _TUPLE_ORIGINAL,
@@ -272,5 +272,5 @@ def encode_original(family: Family, flow: Flow) -> bytes:
 
 
 def encode_id(flow: Flow) -> bytes:
-    """What keeps a flow that took the place of this one from being hit."""
+    """Return the attribute by which the kernel ignores a request about a flow that took the place of this one."""
     return attributes.pack_attribute(_ID, flow.id) if flow.id else b""

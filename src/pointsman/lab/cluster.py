@@ -143,7 +143,7 @@ def _build_host_commands(host: Host) -> str:
 
 
 def _build_routes(host: Host, family: int) -> list[str]:
-    """Routes of one host. Every pod has a /32 address, so traffic between pods passes through its node."""
+    """Return the routes of one host. Every pod has a /32 address, so traffic between pods passes through its node."""
     index = 0 if family == 4 else 1
     n1, n2 = HOSTS["n1"].address(family), HOSTS["n2"].address(family)
     if host.name == "n1":

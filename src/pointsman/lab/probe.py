@@ -179,7 +179,7 @@ def open_socket(cluster: Cluster, probe: Probe, wire: Wire) -> socket.socket:
 
 
 def _read_queued_error(sock: socket.socket) -> OSError | None:
-    """The ICMP error waiting in a socket's error queue."""
+    """Return the ICMP error waiting in a socket's error queue."""
     try:
         _, control, _, _ = sock.recvmsg(512, 512, socket.MSG_ERRQUEUE)
     except OSError:
@@ -191,7 +191,7 @@ def _read_queued_error(sock: socket.socket) -> OSError | None:
 
 
 def _read_retransmissions(sock: socket.socket) -> int:
-    """`tcpi_total_retrans` of the kernel's struct tcp_info."""
+    """Return `tcpi_total_retrans` of the kernel's struct tcp_info."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     return int(struct.unpack_from("=I", info, 100)[0])
 

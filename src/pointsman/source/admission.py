@@ -114,7 +114,7 @@ def _admit_service(service: Service) -> Admitted | Refused:
 
 
 def _check_cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], list[str]]:
-    """The cluster IPs and their families; empty, with a problem noted, when they cannot be used."""
+    """Return the cluster IPs and their families; empty, with a problem noted, when they cannot be used."""
     texts = list(spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else []))
     if not texts:
         problems.append(

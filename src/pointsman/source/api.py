@@ -80,7 +80,7 @@ class ApiSource:
 
     @property
     def statuses(self) -> Mapping[str, WatchStatus]:
-        """How each watch is doing, by kind (Service, EndpointSlice, Node, ServiceCIDR)."""
+        """State of each watch, by kind (Service, EndpointSlice, Node, ServiceCIDR)."""
         return self._statuses
 
     @property
@@ -104,7 +104,7 @@ class ApiSource:
             return []
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
-        """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""
+        """Yield events until `close`; raises only what a bug in a watch raised. To be iterated once."""
         self._tasks = [asyncio.create_task(self._pump(watch)) for watch in self._watches]
         try:
             while (item := await self._queue.get()) is not None:
@@ -115,7 +115,7 @@ class ApiSource:
             await self._stop_watches()
 
     async def close(self) -> None:
-        """Ends the watches and, after what is already queued, the iteration."""
+        """Stop the watches; the iteration ends after the events that are queued, of which a full queue loses one."""
         await self._stop_watches()
         if self._queue.full():
             self._queue.get_nowait()

@@ -126,7 +126,7 @@ class ManifestFiles:
     def _build_reading(
         self, rejections: Iterable[Finding], objects: Mapping[Identity, KubeObject], *, found: bool
     ) -> ManifestReading:
-        """With an unreadable path everything stays as it was: a mount may bring it back."""
+        """Build the result; with an unreadable path everything stays as it was: a mount may bring it back."""
         files = [file.parsed for file in self._files.values()]
         ignored: Counter[str] = Counter()
         for parsed in files:
@@ -205,14 +205,14 @@ class ManifestFiles:
         return msgspec.structs.replace(item, metadata=meta)
 
     def _name(self, path: Path) -> str:
-        """For people: a file name may hold anything but a slash, and need not be text."""
+        """Return the path for messages: a file name may hold anything but a slash, and need not be text."""
         return escape(path.name if path != self._path else str(path))
 
 
 def _with_last_good(
     before: Mapping[Identity, KubeObject], parsed: Parsed, name: str
 ) -> dict[Identity, KubeObject]:
-    """The objects of a file that could be read, and the earlier version of those that it spoils."""
+    """Return the objects of a file that could be read, and the earlier version of those that were rejected."""
     objects: dict[Identity, KubeObject] = {}
     twice: set[Identity] = set()
     for item in parsed.objects:
@@ -235,7 +235,7 @@ def _build_duplicate(identity: Identity, detail: str, place: str) -> Finding:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """The file itself, or the manifests directly inside a directory, sorted; hidden and editors' files left out."""
+    """Return the file itself, or the manifests directly inside a directory, sorted; hidden and editors' files left out."""
     if not path.is_dir():
         path.stat()
         return [path]
@@ -250,7 +250,7 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _is_directory(path: Path) -> bool:
-    """Where that cannot be found out, reading says what is wrong with this entry."""
+    """Return whether the path is a directory; False on an error, which reading it then reports."""
     try:
         return path.is_dir()
     except OSError:

@@ -101,7 +101,7 @@ class SyncLoop:
         self._full = False
         """The next sync makes the kernel equal to the plans, whatever it holds."""
         self._succeeded = False
-        """Whether the last sync succeeded."""
+        """The last sync succeeded."""
         self._is_filling = False
         """Hash tables wait for the next sync, which is part of the last one."""
         self._requested = asyncio.Event()

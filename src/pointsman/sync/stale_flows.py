@@ -1,4 +1,4 @@
-"""Which tracked flows must not live on, decided from plans alone.
+"""Which tracked flows are stale, decided from plans alone.
 
 A tracked flow keeps its first endpoint for as long as packets arrive, and a flow whose first packet matched no rule stays
 untranslated. After the kernel accepted a change, these flows are stale:
@@ -113,7 +113,7 @@ class FlowCheck:
     def is_stale(
         self, protocol: int, destination: Identity, answering: Identity, *, replied: bool = False
     ) -> bool:
-        """Whether a flow to this destination must not be answered from there any longer."""
+        """Return whether a flow to `destination` must no longer be answered by `answering`."""
         translated = answering != destination
         if protocol == _TCP and (translated or replied):
             return translated and answering in (self._find(self._removed, protocol, destination) or ())
@@ -174,7 +174,10 @@ class FlowCheck:
         )
 
     def _find_serving(self, plan: ServicePlan) -> tuple[frozenset[Identity], bool]:
-        """Derived for the first flow that is found: after a start every frontend is checked, and most have none."""
+        """Return the endpoints whose flows are kept, and whether the service port has any endpoint.
+
+        Computed for the first flow: after a start every frontend is checked, and most have no flows.
+        """
         found = self._serving.get(plan.name)
         if found is None:
             found = self._serving[plan.name] = (_collect_serving(plan), bool(_collect_used(plan)))
@@ -191,7 +194,7 @@ def _collect_frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
 
 
 def _collect_serving(plan: ServicePlan | None) -> frozenset[Identity]:
-    """Endpoints whose flows may live on, on any node and whatever the policy prefers."""
+    """Return the endpoints whose flows are kept, on any node and whatever the policy prefers."""
     if plan is None:
         return frozenset()
     keeps = plan.port.keeps_draining
@@ -205,14 +208,14 @@ def _collect_serving(plan: ServicePlan | None) -> frozenset[Identity]:
 
 
 def _collect_listed(plan: ServicePlan | None) -> frozenset[Identity]:
-    """Endpoints in any slice, whatever their state."""
+    """Return the endpoints in any slice, whatever their state."""
     if plan is None:
         return frozenset()
     return frozenset([(entry.address, entry.port) for entry in plan.endpoints.all])
 
 
 def _collect_used(plan: ServicePlan | None) -> frozenset[Identity]:
-    """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
+    """Return the endpoints that flows may lead to: those that serve, and those that packets are sent to."""
     if plan is None:
         return frozenset()
     return _collect_serving(plan).union([(entry.address, entry.port) for entry in plan.endpoints.reachable])
@@ -223,7 +226,7 @@ _InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]
 
 
 def _find_in_service(plan: ServicePlan | None) -> frozenset[_InService]:
-    """The frontends at which packets are translated, and for which clients.
+    """Return the frontends at which packets are translated, and for which clients.
 
     Pods and the node itself reach external frontends with policy Local also while this node has no endpoint.
     """

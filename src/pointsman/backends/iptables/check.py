@@ -1,4 +1,4 @@
-"""Are the tables as they should be? What a full sync need not write, drift checks, and the full comparison. Reads, never writes.
+"""Comparison of the tables with the desired ones: what a full sync need not write, drift checks, and the full comparison. Reads, never writes.
 
 Tables are parsed once. Chains are compared as text first, which finds nearly everything right nearly always; only chains that
 differ are compared rule by rule.

@@ -1,4 +1,4 @@
-"""Is the kernel as it should be? Drift checks over netlink, and the full comparison. Reads, never writes."""
+"""Comparison of the kernel with the desired state: drift checks over netlink, and the full comparison. Reads, never writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 Excluded = Callable[[VirtualKey], bool]
-"""Whether a virtual server belongs to another program."""
+"""Returns whether a virtual server belongs to another program."""
 
 
 class DriftCheck:

@@ -92,10 +92,10 @@ class Schedulers(msgspec.Struct, frozen=True):
     default: str
     """Of Services that request none, and instead of missing ones."""
     probed: Mapping[str, bool] = {}
-    """Whether the kernel has them."""
+    """By name: the kernel has it."""
 
     def probe(self, plans: Iterable[ServicePlan], has_scheduler: Callable[[str], bool]) -> Schedulers:
-        """Return the same with everything that plans request; `has_scheduler` asks the kernel, once for each name."""
+        """Return the same with everything that plans request; `has_scheduler` is called once for each name."""
         requests = (_find_request(plan) for plan in plans)
         requested = {request.name for request in requests if request is not None}
         new = requested - self.probed.keys() - {self.default}

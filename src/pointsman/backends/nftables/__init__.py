@@ -7,10 +7,10 @@ Invariants:
   two states and updates `Contents` only after the kernel accepted it (`apply`).
 * Text (`text`) and netlink messages (`encode`) are made from the same values and load the same table; a test loads both.
 * A slot keeps its endpoint while other endpoints come and go, so that few elements change (`fragment.arrange_slots`).
-* Everything that asks whether the kernel holds the right table is in `check`, over what `reader` reads.
-* Only `table_socket` commits; it also finds the service port behind an object that the kernel rejects. Errors that say nothing
-  about an object, such as lack of memory, reject no service port.
-* What the kernel must have is asked by `preflight`, with transactions that are never applied.
+* All comparisons of the table with the kernel are in `check`, over what `reader` reads.
+* Only `table_socket` commits; it also finds the service port behind an object that the kernel rejects. Errors that no object
+  causes, such as lack of memory, reject no service port.
+* What the kernel must have is tried by `preflight`, with transactions that are never applied.
 
 A change that adds a set, map or base chain must also change the layout number in `schema`, or a running table would be filled
 as it is. A change that adds a kind of clause must also teach `expressions` its registers and `preflight` its kernel option; one that adds

@@ -51,14 +51,14 @@ def _list_identity(name: ServicePortName) -> tuple[str, str, str, str]:
 
 
 def compute_digest(name: ServicePortName) -> str:
-    """What the names of a service port's own chains end with."""
+    """Return the end of the names of a service port's own chains."""
     return _compute_digest(*_list_identity(name))
 
 
 def build_affinity_chains(
     plan: ServicePlan, context: NodeContext, label: str, timeout: FlowTimeout | None, *, counters: bool
 ) -> AffinityChains:
-    """Everything for one service port; endpoint chains first, then views, then the external entry."""
+    """Return the chains and sets of one service port; endpoint chains first, then views, then the external entry."""
     port = plan.port
     identity = _list_identity(port.name)
     digest = compute_digest(port.name)
@@ -119,7 +119,7 @@ def _build_endpoint_chain(
 
 
 def _build_view_chain(name: str, shares: list[tuple[str, int]], label: str, context: NodeContext) -> Chain:
-    """`shares` are the endpoints, each with the number of slots it has of all."""
+    """Return the chain that chooses an endpoint; `shares` are the endpoints, each with its number of slots."""
     traits = find_traits(context.family)
     sticky = [
         build_rule(

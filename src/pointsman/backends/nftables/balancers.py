@@ -66,7 +66,7 @@ class Balancer(NamedTuple):
     size: int
     """Slots to pick from."""
     cluster_size: int = 0
-    """LOCAL only: slots for pods and the node itself, who are not bound by the policy."""
+    """LOCAL only: slots for pods and the node itself, which are not bound by the policy."""
     pick: Pick = Pick.RANDOM
     timeout: FlowTimeout | None = None
     """Of the flows of the Service."""
@@ -76,7 +76,7 @@ class Balancer(NamedTuple):
         return _format_name(self)
 
     def find_next(self) -> Balancer | None:
-        """The balancer this one hands over to."""
+        """Return the balancer that this one hands over to, if any."""
         if self.timeout is not None:
             return self._replace(timeout=None)
         if self.flavour is Flavour.PLAIN or self.flavour.refuses:
@@ -86,14 +86,14 @@ class Balancer(NamedTuple):
 
 
 shared_balancer = functools.lru_cache(4096)(Balancer)
-"""Makes one, or gives the one that is there: ten thousand services have a few different shapes."""
+"""Return the one Balancer with these fields: ten thousand services have a few different shapes."""
 
 RESET = Balancer(Flavour.RESET, node_port=False, size=0)
 RESET_KNOWN = Balancer(Flavour.RESET_KNOWN, node_port=False, size=0)
 
 
 def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
-    """Also the balancers of one endpoint more and one less, and whatever those hand over to.
+    """Return the balancers with those of one endpoint more and one less, and all that these hand over to.
 
     A new rule makes the kernel validate the whole table again (9 ms with 10,000 services, against 1 ms for a new
     verdict element), so the chain a service moves to when it is scaled by one should be there already.
@@ -136,7 +136,7 @@ def _format_name(balancer: Balancer) -> str:
 
 
 def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
-    """The chain with its rules."""
+    """Return the chain with its rules."""
     if balancer.flavour is Flavour.RESET:
         return Chain(balancer.name, (build_rule(c.RESET),))
     if balancer.flavour is Flavour.RESET_KNOWN:
@@ -156,7 +156,7 @@ def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
 
 
 def build_short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
-    """Policy Local binds external clients only: pods and the node itself reach every endpoint."""
+    """Return the rules by which pods and the node itself reach every endpoint: policy Local binds external clients only."""
     rules = []
     pods = schema.build_source_match(context.local, find_traits(context.family))
     if pods is not None:

@@ -117,7 +117,7 @@ class Change:
                 self._add.setdefault(element.where, []).append((element, ""))
 
     def _choose_balancers(self) -> tuple[dict[Balancer, Chain], set[Balancer]]:
-        """Chains to create and to remove; idle ones stay until there are many."""
+        """Return the chains to create and the balancers to remove; idle ones stay until there are many."""
         contents = self._contents
         counts = contents.balancers
         new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
@@ -160,7 +160,7 @@ class Change:
         return Batch(contents.traits, operations)
 
     def apply(self) -> None:
-        """Remember the change in the contents, after the kernel accepted it."""
+        """Record the change in the contents, after the kernel accepted it."""
         contents = self._contents
         for name, fragment in self._updates.items():
             if fragment is None:

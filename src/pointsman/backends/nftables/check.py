@@ -1,12 +1,12 @@
-"""Whether the kernel holds the table as it should.
+"""Comparison of the table in the kernel with the one that it should hold.
 
 Two questions are answered here, both as `Difference`s:
 
-* Did another program change the table? `DriftCheck` asks the kernel for the ruleset generation, which every
+* Did another program change the table? `DriftCheck` reads the ruleset generation, which every
   transaction increments. Only when it moved by more than our own commits, the definitions are compared: the table
   with its flags, chains with their hooks and use counts (rules inside plus references from rules and verdict maps),
   sets with their types, catch-all elements and (since Linux 6.16) their number of elements, and every rule.
-* Does the table hold what the plans ask for? `compare_kernel` compiles the plans again and compares definitions
+* Does the table hold what the plans need? `compare_kernel` compiles the plans again and compares definitions
   and elements. Elements take long to read, so it has a socket of its own and runs on any thread.
 
 `TableComparison` makes the comparisons of both.
@@ -345,7 +345,7 @@ def compare_kernel(
     """Return how the table differs from the plans; raises KernelError.
 
     Compiles the plans again instead of trusting the committed contents, so that it also finds mistakes in those; `committed`
-    says which slot each endpoint has. `complete` when these are all service ports: everything else in the table is a
+    has the slot of each endpoint. `complete` when these are all service ports: everything else in the table is a
     difference then.
     """
 

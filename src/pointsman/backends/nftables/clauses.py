@@ -106,13 +106,13 @@ def match_set(key: tuple[Field, ...], name: str, traits: FamilyTraits, *, invert
 
 
 def follow_verdict(key: tuple[Field, ...], name: str, traits: FamilyTraits) -> Clause:
-    """Do what the verdict map says."""
+    """Look the key up in a verdict map and follow the verdict."""
     lookup = w.look_up(name, pack_u32be(nf.NFTA_LOOKUP_DREG, nf.NFT_REG_VERDICT))
     return Clause(f"{format_key_fields(key, traits)} vmap @{name}", _load_key(key, traits) + lookup)
 
 
 def redirect_to_slot(key: tuple[Field, ...], draw: Draw, name: str, traits: FamilyTraits) -> Clause:
-    """Draw a slot and go where the map says."""
+    """Draw a slot and redirect to the endpoint that the map has for it."""
     lookup = w.look_up(name, pack_u32be(nf.NFTA_LOOKUP_DREG, w.FIRST_REGISTER))
     return Clause(
         f"dnat {traits.keyword} to {format_key_fields(key, traits, draw)} map @{name}",
@@ -121,7 +121,7 @@ def redirect_to_slot(key: tuple[Field, ...], draw: Draw, name: str, traits: Fami
 
 
 def redirect_to(address: bytes, port: int, traits: FamilyTraits) -> Clause:
-    """Go to one endpoint."""
+    """Redirect to one endpoint."""
     host = address_text(address) if len(address) == 4 else f"[{address_text(address)}]"
     loaded = w.load_value(w.FIRST_REGISTER, w.pack_value(address))
     loaded += w.load_value(_find_port_register(traits), w.pack_value(port.to_bytes(2, "big")))

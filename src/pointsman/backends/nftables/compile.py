@@ -33,7 +33,7 @@ _PICKS = {Scheduler.SOURCE_HASH: Pick.SOURCE, Scheduler.SOURCE_PORT_HASH: Pick.S
 def compile_fragment(
     plan: ServicePlan, context: NodeContext, previous: Fragment | None = None, *, counters: bool = False
 ) -> Fragment:
-    """The fragment; slots of `previous` are kept where possible so that little has to change."""
+    """Return the fragment; slots of `previous` are kept where possible so that little has to change."""
     return _Compilation(plan, context, previous, counters).compile()
 
 
@@ -108,7 +108,7 @@ class _Compilation:
         self._elements[(element.where, element.key)] = element
 
     def _find_target(self, frontend: Frontend, key: bytes, on_node: bool) -> str:
-        """The chain a frontend leads to; empty when no client can get anywhere through it."""
+        """Return the chain that a frontend leads to; empty when no client can get anywhere through it."""
         external = frontend.kind is not FrontendKind.CLUSTER_IP
         everywhere = external and frontend.local_policy and bool(self._cluster)
         if frontend.outcome is not Outcome.DELIVERED and not everywhere:
@@ -190,7 +190,7 @@ def _pack_endpoints(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:
 
 
 def _merge_ranges(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges without overlap: the kernel refuses overlapping ones."""
+    """Return the ranges without overlap: the kernel refuses overlapping ones."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:

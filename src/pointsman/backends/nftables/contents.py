@@ -82,7 +82,7 @@ class Contents:
             yield from fragment.sets
 
     def list_chains(self) -> list[Chain]:
-        """Every chain, those that are jumped to before those that jump."""
+        """Return every chain, those that are jumped to before those that jump."""
         hooked = [chain for chain in self._static_chains if chain.hook is not None]
         plain = [chain for chain in self._static_chains if chain.hook is None]
         own = [chain for fragment in self._list_with_chains() for chain in fragment.chains]
@@ -97,7 +97,7 @@ class Contents:
         return {balancer: build_balancer_chain(balancer, self.context) for balancer in ordered}
 
     def list_elements(self) -> dict[str, list[tuple[Element, str]]]:
-        """Elements of sets and verdict maps."""
+        """Return the elements of sets and verdict maps, by set, each with its label."""
         found: dict[str, list[tuple[Element, str]]] = {name: [] for name in self.sets}
         found[schema.NODEPORT_IPS].extend(self.node_port_addresses)
         for fragment in self.fragments.values():
@@ -130,7 +130,7 @@ class Contents:
         return keys
 
     def count_elements(self) -> dict[str, int]:
-        """Elements per set and map."""
+        """Return the number of elements per set and map."""
         return {name: self.counts[name] for name in self.sets}
 
     def build_full_batch(
@@ -142,7 +142,7 @@ class Contents:
         stale_sets: Sequence[str] = (),
         stale_timeouts: Sequence[str] = (),
     ) -> Batch:
-        """Everything in one transaction.
+        """Return the batch that loads everything in one transaction.
 
         `replace` deletes a table of another make first; `update` empties our own table in place, keeping its
         base chains and affinity sets, so that no packet passes a half-filled table.
@@ -174,7 +174,7 @@ class Contents:
         return Batch(self.traits, operations)
 
     def render(self) -> str:
-        """The table in nft syntax, the same for the same contents."""
+        """Return the table in nft syntax, the same for the same contents."""
         traits = self.traits
         members: dict[str, list[str]] = {}
         pools = self.list_pools()

@@ -88,7 +88,7 @@ def _find_counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, s
 
 
 def read_element_counts(family: Family) -> Sequence[Count] | None:
-    """Return every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
+    """Return every counter of the table; None when Pointsman has no table that counts. Raises KernelError."""
     specs = [spec for spec in schema.build_static_sets(counters=True) if spec.counter]
     with NftablesSocket() as socket:
         reader = Reader(socket, find_traits(family))

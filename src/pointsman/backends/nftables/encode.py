@@ -138,7 +138,7 @@ def _encode_verdict(chain: str) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def _encode_key_prefix(length: int) -> bytes:
-    """Headers of NFTA_SET_ELEM_KEY around a value of `length` bytes (a multiple of four)."""
+    """Return the headers of NFTA_SET_ELEM_KEY around a value of `length` bytes (a multiple of four)."""
     return struct.pack("=HHHH", length + 8, _KEY, length + 4, nf.NFTA_DATA_VALUE)
 
 
@@ -147,7 +147,7 @@ def _encode_key_end(key: bytes) -> bytes:
 
 
 def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
-    """Encoded list members for sets and verdict maps."""
+    """Yield encoded list members for sets and verdict maps."""
     for element, label in entries:
         body = _encode_key_prefix(len(element.key)) + element.key
         if element.key_end:
@@ -160,7 +160,7 @@ def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
 
 
 def encode_slots(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Encoded list members for endpoint maps: all of one size, so one template serves."""
+    """Yield encoded list members for endpoint maps: all of one size, so one template serves."""
     head = middle = b""
     for key, data in entries:
         if not head:
@@ -173,7 +173,7 @@ _CATCH_ALL = pack_u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
 
 
 def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Encoded list members that ask for elements: keys only, empty for what matches when nothing else does."""
+    """Yield encoded list members that name elements: keys only, empty for the catch-all."""
     for key, end in keys:
         body = _encode_key_prefix(len(key)) + key if key else _CATCH_ALL
         if end:

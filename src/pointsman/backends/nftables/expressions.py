@@ -1,4 +1,4 @@
-"""Rules as the kernel lists them: compared with those we sent, fingerprinted, their counters read."""
+"""Rules as the kernel lists them: compared with those that were sent, fingerprinted, their counters read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VALUES = {
     "cmp": (nf.NFTA_CMP_DATA,),
     "immediate": (nf.NFTA_IMMEDIATE_DATA,),
 }
-"""Attributes that hold attributes; the kernel leaves out the flag that says so."""
+"""Attributes that hold attributes; the kernel lists them without NLA_F_NESTED."""
 _NAT_RANGES = (
     (nf.NFTA_NAT_REG_ADDR_MIN, nf.NFTA_NAT_REG_ADDR_MAX),
     (nf.NFTA_NAT_REG_PROTO_MIN, nf.NFTA_NAT_REG_PROTO_MAX),
@@ -65,9 +65,9 @@ def read_rule_counter(expressions: bytes) -> int:
     return 0
 
 
-def is_same_rule(ours: bytes, kernels: bytes) -> bool:
-    """Return whether a rule in the kernel means what we sent; the kernel adds defaults and renumbers registers."""
-    left, right = ([_canonicalize(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
+def is_same_rule(sent: bytes, listed: bytes) -> bool:
+    """Return whether a listed rule means the same as the one that was sent; the kernel adds defaults and renumbers registers."""
+    left, right = ([_canonicalize(item) for _, item in nla.iter_attributes(rule)] for rule in (sent, listed))
     return left == right
 
 

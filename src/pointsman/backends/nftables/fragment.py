@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 
     @classmethod
     def from_slots(cls, where: str, prefix: bytes, slots: Sequence[bytes]) -> Pool:
-        """At least one slot: address, port and padding, as the kernel stores them."""
+        """Build a pool of at least one slot: address, port and padding, as the kernel stores them."""
         return cls(where, prefix, b"".join(slots), len(slots[0]))
 
     @property
@@ -52,7 +52,7 @@ class Pool(NamedTuple):
         return tuple([packed[start : start + width] for start in range(0, len(packed), width)])
 
     def iterate(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key and endpoint of every slot."""
+        """Yield key and endpoint of every slot."""
         for number, data in zip(pack_slot_numbers(self.size), self.slots, strict=False):
             yield self.prefix + number, data
 
@@ -78,7 +78,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Comment on its elements: operators find their Service by it."""
     elements: tuple[Element, ...] = ()
     shared: tuple[Element, ...] = ()
-    """Elements that several service ports may contribute: present while anyone does."""
+    """Elements that several service ports may contribute: present while any of them does."""
     pools: tuple[Pool, ...] = ()
     balancers: tuple[Balancer, ...] = ()
     """Every balancer chain in use, those handed over to included."""
@@ -105,7 +105,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Owners:
-    """Finds the service port that an object of the table belongs to; the index is built by the first question."""
+    """Finds the service port that an object of the table belongs to; the index is built by the first call."""
 
     def __init__(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
         self._fragments = fragments

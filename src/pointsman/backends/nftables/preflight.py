@@ -1,4 +1,4 @@
-"""Whether the kernel has everything that the table needs, found out with transactions that are never applied."""
+"""Checks whether the kernel has everything that the table needs, with transactions that are never applied."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _find_fault(socket: Checker, traits: FamilyTraits, operations: list[Operatio
 
 
 def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
-    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for."""
+    """Return whether the kernel lacks hashes of packet fields (CONFIG_NFT_HASH), which only some Services request."""
     spec = next(spec for spec in schema.build_static_sets() if spec.name == schema.ENDPOINTS)
     redirect = c.redirect_to_slot(spec.key, c.Draw(2, (Field.SOURCE,), 1), spec.name, traits)
     chain = Chain("preflight", (c.build_rule(redirect),), hook=Hook("nat", HookPoint.PREROUTING, 0))
@@ -90,7 +90,7 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
 
 
 def lacks_timeouts(socket: Checker, traits: FamilyTraits) -> bool:
-    """Whether the kernel has no timeouts of its own for flows (CONFIG_NF_CONNTRACK_TIMEOUT), which only some Services ask for."""
+    """Return whether the kernel lacks timeouts per flow (CONFIG_NF_CONNTRACK_TIMEOUT), which only some Services request."""
     timeout = FlowTimeout(Protocol.UDP, 1)
     chain = Chain("preflight", (c.build_rule(c.set_flow_timeout(timeout.name)),))
     steps = Steps(traits)
@@ -99,7 +99,7 @@ def lacks_timeouts(socket: Checker, traits: FamilyTraits) -> bool:
 
 
 def find_version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
-    """kube-proxy's rule: distributions that ported everything back set the variable."""
+    """Return why the kernel is too old by kube-proxy's rule: distributions that ported everything back set the variable."""
     if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < parse_kernel_version(release) < OLDEST_KERNEL:
         return []
     oldest = ".".join(map(str, OLDEST_KERNEL))
@@ -146,7 +146,7 @@ def _build_probes(traits: FamilyTraits) -> Iterator[tuple[str, list[Operation]]]
 
 
 class OptionalFeature:
-    """Service ports that ask for something that this kernel lacks; they are served without it."""
+    """Service ports that request something that this kernel lacks; they are served without it."""
 
     def __init__(
         self,
@@ -159,16 +159,17 @@ class OptionalFeature:
         self._is_lacking, self._needs, self._remove = is_lacking, needs, remove
         self.reason, self.message = reason, message
         self._is_missing: bool | None = None
-        """None until a Service asks for it."""
+        """None until a Service requests it."""
         self._without: set[ServicePortName] = set()
 
     def check(self, plans: Mapping[ServicePortName, ServicePlan | None], *, again: bool = False) -> None:
-        """Record which plans ask for it although it is missing; raises KernelError when that cannot be found out now.
+        """Record which plans request it although it is missing; raises KernelError when that cannot be found out now.
 
         With `again`, these are all plans, and what was missing may be there by now.
         """
         if again:
-            self._is_missing = self._is_missing and None
+            if self._is_missing:
+                self._is_missing = None
             self._without.clear()
         for name, plan in plans.items():
             self._without.discard(name)
@@ -189,7 +190,7 @@ class OptionalFeature:
 
 
 class OptionalFeatures:
-    """What only some Services ask for."""
+    """Kernel features that only some Services request."""
 
     def __init__(self, lacks_hash: Callable[[], bool], lacks_timeouts: Callable[[], bool]) -> None:
         self._features = (
@@ -220,7 +221,7 @@ class OptionalFeatures:
         return plan
 
     def find_conditions(self) -> tuple[Condition, ...]:
-        """Return one condition about everything missing that some Service asks for."""
+        """Return one condition about everything missing that some Service requests."""
         missed = [feature for feature in self._features if feature.is_missed]
         if not missed:
             return ()

@@ -40,7 +40,7 @@ class KernelSet(NamedTuple):
 
     shape: SetShape
     elements: int | None
-    """How many; None where the kernel does not say (before 6.16)."""
+    """How many; None where the kernel does not report it (before 6.16)."""
 
 
 class KernelChain(NamedTuple):
@@ -88,7 +88,7 @@ class KernelTable(msgspec.Struct, frozen=True):
 
     @property
     def is_made_by_kube_proxy(self) -> bool:
-        """Whether kube-proxy made it or took it over: that keeps the comment and adds chains named by Services."""
+        """Made or taken over by kube-proxy, which keeps the comment and adds chains with names of Services."""
         return self.head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in self.chains)
 
 

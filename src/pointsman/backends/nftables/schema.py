@@ -48,7 +48,7 @@ REJECT_CHAIN = "reject-chain"
 AFFINITY_SIZE = 65535
 
 COMMENT_PREFIX = "Pointsman, "
-"""What the comment of a table of ours begins with, whatever its layout."""
+"""Start of the comment of each table that Pointsman makes, whatever its layout."""
 
 
 class Data(enum.Enum):
@@ -286,7 +286,7 @@ def find_node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
 
 
 def build_affinity_set(name: str, comment: str) -> SetSpec:
-    """Clients that stick to one endpoint; filled by the packets themselves, so it survives restarts."""
+    """Return the set of clients that stick to one endpoint; packets fill it, so it survives restarts."""
     return SetSpec(name, (Field.SOURCE,), comment=comment, dynamic=True)
 
 

@@ -20,8 +20,8 @@ from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket
 from pointsman.model.service import ServicePortName
 
 _TRANSIENT = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EINTR))
-"""Errors that say nothing about what was sent. Fewer than in `KernelError.is_temporary`: ENFILE, for one, says of an element
-that its set is full."""
+"""Errors that have nothing to do with what was sent. Fewer than in `KernelError.is_temporary`: ENFILE, for one, means that
+the set of an element is full."""
 _MAX_FAULTS_SHOWN = 5
 
 

@@ -25,7 +25,7 @@ _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 
 def format_key(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
-    """`10.96.0.1 . tcp . 443`, or `*` for what matches when nothing else does."""
+    """Return `10.96.0.1 . tcp . 443`, or `*` for the catch-all."""
     return " . ".join(_format_fields(key, spec.key, traits)) if key else "*"
 
 
@@ -46,12 +46,12 @@ def _format_fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) ->
 
 
 def format_endpoint(data: bytes, traits: FamilyTraits) -> str:
-    """`10.244.1.2 . 8080`."""
+    """Return `10.244.1.2 . 8080`."""
     return " . ".join(_format_fields(data, ENDPOINT_FIELDS, traits))
 
 
 def format_range(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
-    """The key of an interval element: its last field is a range or prefix."""
+    """Return the key of an interval element: its last field is a range or prefix."""
     *exact, first = _format_fields(element.key, spec.key, traits)
     length = traits.address_length
     start, end = element.key[-length:], element.key_end[-length:]
@@ -66,7 +66,7 @@ def format_range(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
 
 
 def _find_prefix(start: bytes, end: bytes) -> Cidr | None:
-    """The range as a prefix when it is one."""
+    """Return the range as a prefix; None when it is not one."""
     first, last, bits = int.from_bytes(start, "big"), int.from_bytes(end, "big"), len(start) * 8
     size = last - first + 1
     if size & (size - 1) or first % size:
@@ -75,7 +75,7 @@ def _find_prefix(start: bytes, end: bytes) -> Cidr | None:
 
 
 def format_element(element: Element, label: str, spec: SetSpec, traits: FamilyTraits) -> str:
-    """One element as it stands between braces."""
+    """Return one element as it stands between braces."""
     formatted = (
         format_range(element, spec, traits) if element.key_end else format_key(element.key, spec, traits)
     )
@@ -97,7 +97,7 @@ def format_set_keyword(spec: SetSpec) -> str:
 
 
 def format_set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
-    """The lines of a set definition."""
+    """Return the lines of a set definition."""
     if spec.typeof:
         data = f" : {format_key_fields(ENDPOINT_FIELDS, traits)}"
         lines = [f"typeof {format_key_fields(spec.key, traits)}{data}"]
@@ -117,14 +117,14 @@ def format_set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
 
 
 def format_timeout_statements(timeout: FlowTimeout, traits: FamilyTraits) -> list[str]:
-    """The lines of the definition of a timeout."""
+    """Return the lines of the definition of a timeout."""
     policy = ", ".join(f"{state} : {seconds}" for state, seconds in timeout.policy.items())
     protocol = f"protocol {timeout.protocol.lower}"
     return [protocol, f"l3proto {traits.keyword}", f"policy = {{ {policy} }}"]
 
 
 def format_chain_statements(chain: Chain) -> list[str]:
-    """The lines of a chain definition, without its rules."""
+    """Return the lines of a chain definition, without its rules."""
     lines = [f'comment "{chain.comment}"'] if chain.comment else []
     return lines if chain.hook is None else [*lines, f"{format_hook(chain.hook)};"]
 
@@ -152,7 +152,7 @@ def render_table(
     elements: Mapping[str, Sequence[str]],
     chains: Sequence[Chain],
 ) -> str:
-    """A whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
+    """Return a whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
     lines = [f"table {traits.keyword} {TABLE} {{", f'\tcomment "{comment}"']
     for timeout in timeouts:
         lines += ["", f"\tct timeout {timeout.name} {{"]
