@@ -53,14 +53,16 @@ def replaced_words() -> dict[str, str]:
 
 @cache
 def pattern() -> re.Pattern[str]:
-    alternatives = []
-    for word in replaced_words():
-        if word.startswith("`"):
-            start = "" if word.startswith("`_") else "(?<![A-Za-z])"
-            alternatives.append(start + word.strip("`"))
-        else:
-            alternatives.append(rf"(?<![A-Za-z])(?i:{word})(?![A-Za-z])|{word.capitalize()}(?![a-z])")
-    return re.compile("|".join(alternatives))
+    """Return what finds them; what the words share is written once, for speed."""
+    words = [word for word in replaced_words() if not word.startswith("`")]
+    names = [word.strip("`") for word in replaced_words() if word.startswith("`")]
+    parts = [name for name in names if name.startswith("_")]
+    prefixes = [name for name in names if not name.startswith("_")]
+    return re.compile(
+        rf"(?<![A-Za-z])(?:(?i:{'|'.join(words)})(?![A-Za-z])|(?:{'|'.join(prefixes)}))"
+        rf"|(?:{'|'.join(word.capitalize() for word in words)})(?![a-z])"
+        rf"|(?:{'|'.join(parts)})"
+    )
 
 
 def term_for(found: str) -> str:
