@@ -7,7 +7,7 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ class UntouchedHost(Host):
     def prepare(self, choice: Choice) -> tuple[Condition, ...]:
         return ()
 
-    def remove_leftovers(self, mode: Mode) -> CleanupResult:
+    def remove_leftovers(self, mode: Mode, exclude_cidrs: Sequence[str]) -> CleanupResult:
         return CleanupResult.NOTHING
 
 

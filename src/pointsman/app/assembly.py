@@ -186,7 +186,7 @@ async def assemble(
             closing.push_async_callback(loopback.close)
             listeners.append(loopback)
         jobs = {
-            "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
+            "remove leftovers of other modes": lambda: host.remove_leftovers(mode, config.ipvs.exclude_cidrs),
             "return memory": _freeze_heap,
         }
         post_sync = PostSyncJobs(backends, background, jobs, flows.check_everything)

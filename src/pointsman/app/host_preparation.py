@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -49,9 +49,9 @@ class Host:
         self.sysctls.restore()
         yield from check_resources(self._state_dir)
 
-    def remove_leftovers(self, mode: Mode) -> CleanupResult:
-        """Remove leftovers of other modes."""
-        done = modes.remove_leftovers(mode, self._state_dir)
+    def remove_leftovers(self, mode: Mode, exclude_cidrs: Sequence[str]) -> CleanupResult:
+        """Remove leftovers of other modes, but no virtual servers in these ranges."""
+        done = modes.remove_leftovers(mode, self._state_dir, exclude_cidrs)
         for one in done:
             what = f"{one.count or one.name} {one.kind}"
             if one.status is CleanupStatus.FAILED:

@@ -106,18 +106,24 @@ def open_sysctls(state_dir: Path, root: Path = Path("/")) -> Sysctls:
     return Sysctls(root, journal=state_dir / "sysctls.json")
 
 
-def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
+def remove_leftovers(running: Mode, state_dir: Path, exclude_cidrs: Sequence[str] = ()) -> list[CleanupItem]:
     """Remove leftovers of other modes; kernel settings stay, the running mode may need them.
 
     Modes share chains: those of the running one stay, and what only others have goes. kube-proxy leaves it, and with
     it rules that reject traffic for services which have endpoints by now.
     """
-    cleaning = CleanupContext(open_sysctls(state_dir), detect_families(), running.chains)
+    cleaning = CleanupContext(
+        open_sysctls(state_dir), detect_families(), running.chains, exclude_cidrs=exclude_cidrs
+    )
     return list(_clean_up((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
 def remove_everything(
-    state_dir: Path, *, all_proxies: bool = True, dry_run: bool = False
+    state_dir: Path,
+    *,
+    all_proxies: bool = True,
+    dry_run: bool = False,
+    exclude_cidrs: Sequence[str] = (),
 ) -> list[CleanupItem]:
     """Remove what any mode left, with `all_proxies` also kube-proxy's, and restore kernel settings.
 
@@ -125,7 +131,9 @@ def remove_everything(
     """
     sysctls = open_sysctls(state_dir)
     settings = map(_describe_setting, sysctls.undo(dry_run=dry_run))
-    cleaning = CleanupContext(sysctls, detect_families(), all_proxies=all_proxies, dry_run=dry_run)
+    cleaning = CleanupContext(
+        sysctls, detect_families(), all_proxies=all_proxies, dry_run=dry_run, exclude_cidrs=exclude_cidrs
+    )
     return [*settings, *_clean_up(reversed(MODES), cleaning)]
 
 

@@ -255,6 +255,8 @@ class CleanupContext(msgspec.Struct, frozen=True):
     """Also remove what another proxy, such as kube-proxy, made."""
     dry_run: bool = False
     """Change nothing, only report."""
+    exclude_cidrs: Sequence[str] = ()
+    """Ranges of the virtual servers that belong to other programs and stay."""
 
 
 class Announcement(msgspec.Struct, frozen=True):

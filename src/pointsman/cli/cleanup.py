@@ -58,24 +58,31 @@ def main(argv: Sequence[str]) -> int:
     return _clean_up(given.state_dir, given, all_proxies=given.all_proxies, dry_run=given.dry_run)
 
 
-def clean_up_like_kube_proxy(program: str, state_dir: Path) -> int:
-    """Remove the rules of all proxies for the flag --cleanup; a running proxy is only a warning, as with kube-proxy."""
+def clean_up_like_kube_proxy(program: str, state_dir: Path, exclude_cidrs: Sequence[str] = ()) -> int:
+    """Remove the rules of all proxies for the flag --cleanup, but no virtual servers in these ranges; a running proxy is only a warning, as with kube-proxy."""
     from pointsman.machine.instance import find_proxy
 
     if running := find_proxy():
         sys.stderr.write(f"{program}: warning: {running} is running and will restore its rules\n")
-    return _clean_up(state_dir, all_proxies=True, dry_run=False)
+    return _clean_up(state_dir, all_proxies=True, dry_run=False, exclude_cidrs=exclude_cidrs)
 
 
 def _clean_up(
-    state_dir: Path, given: argparse.Namespace | None = None, *, all_proxies: bool, dry_run: bool
+    state_dir: Path,
+    given: argparse.Namespace | None = None,
+    *,
+    all_proxies: bool,
+    dry_run: bool,
+    exclude_cidrs: Sequence[str] = (),
 ) -> int:
     from pointsman.app.modes import remove_everything
 
     if os.geteuid() != 0:
         sys.stderr.write("pointsman cleanup: reading and removing kernel rules needs root: use sudo\n")
         return ERROR
-    items = remove_everything(state_dir, all_proxies=all_proxies, dry_run=dry_run)
+    items = remove_everything(
+        state_dir, all_proxies=all_proxies, dry_run=dry_run, exclude_cidrs=exclude_cidrs
+    )
     if given is not None and given.output != "text":
         print_answer(given, items, lambda _items, _screen: "")
         return 1 if any(item.status is CleanupStatus.FAILED for item in items) else 0

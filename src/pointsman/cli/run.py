@@ -26,7 +26,8 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
     if options.once.cleanup:
         from pointsman.cli.cleanup import clean_up_like_kube_proxy
 
-        return deliver_output(program, lambda: clean_up_like_kube_proxy(program, state_dir))
+        excluded = options.config.ipvs.exclude_cidrs
+        return deliver_output(program, lambda: clean_up_like_kube_proxy(program, state_dir, excluded))
     limit_arenas()
     raise_descriptor_limit()
     from pointsman.app.host_preparation import initialise

@@ -187,7 +187,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         config_flag(
             "ipvs-exclude-cidrs",
             "ipvs.exclude_cidrs",
-            help="Ranges of virtual servers that ipvs mode never removes; --cleanup, and the first sync of another mode, do.",
+            help="Ranges of virtual servers that belong to other programs: only `pointsman cleanup` removes them.",
         ),
         config_flag("ipvs-strict-arp", "ipvs.strict_arp", help="Set arp_ignore to 1 and arp_announce to 2."),
         config_flag(

@@ -62,7 +62,7 @@ _MESSAGES: Mapping[Code, Template] = {
     Code.OTHER_PROXY: "its label names another service proxy",
     # Another proxy mode.
     Code.MIGRATE_CHAINS: "chains named KUBE-... disappear from the nat and filter tables of iptables",
-    Code.MIGRATE_EXCLUDE_CIDRS: "ipvs.excludeCIDRs ({cidrs}) has no effect: no virtual servers are made",
+    Code.MIGRATE_EXCLUDE_CIDRS: "ipvs.excludeCIDRs ({cidrs}) only protects virtual servers from clean-up: none are made",
     Code.MIGRATE_EXTERNAL_IPS: "external IPs of {services}: such addresses are restricted by Kubernetes from 1.40 on",
     Code.MIGRATE_IPVS_ADDRESSES: (
         "service addresses leave the device kube-ipvs0: they no longer answer ping, and unused ports are rejected"

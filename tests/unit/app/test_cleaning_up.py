@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -57,6 +57,22 @@ def test_the_running_mode_is_not_its_own_leftover(modes: None, tmp_path: Path) -
     toy_mode.held(Family.IPV4).write_text("in use")
     assert [one.name for one in remove_leftovers(toy_mode.MODE, tmp_path)] == ["first", "stuck"]
     assert toy_mode.held(Family.IPV4).exists()
+
+
+def test_every_clean_up_knows_the_ranges_of_other_programs(
+    modes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Sequence[str]] = []
+
+    def clean_up(cleaning: CleanupContext) -> Iterator[CleanupItem]:
+        seen.append(cleaning.exclude_cidrs)
+        yield from ()
+
+    mode = msgspec.structs.replace(toy_mode.MODE, name="stuck", cleanup=clean_up)
+    monkeypatch.setattr(sys.modules["stuck_mode"], "MODE", mode)
+    remove_leftovers(toy_mode.MODE, tmp_path, ("192.0.2.0/24",))
+    remove_everything(tmp_path, exclude_cidrs=("192.0.2.0/24",))
+    assert seen == [("192.0.2.0/24",)] * 2
 
 
 @pytest.mark.parametrize(

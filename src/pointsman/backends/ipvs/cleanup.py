@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import NOT_OURS, CleanupItem, CleanupStatus
 from pointsman.backends.ipvs import sets
+from pointsman.backends.ipvs.check import Excluded
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
@@ -41,10 +42,11 @@ def cleanup(
     *,
     all_proxies: bool = True,
     dry_run: bool = False,
+    excluded: Excluded = lambda _key: False,
 ) -> Iterator[CleanupItem]:
-    """Remove everything except chains to `keep`; every step runs even if another one fails, and again without effect.
+    """Remove everything except chains to `keep` and `excluded` virtual servers; can be repeated.
 
-    Virtual servers are removed only where the dummy device shows that ipvs mode has run.
+    Every step runs even if another one fails. Virtual servers are removed only where the dummy device shows that ipvs mode has run.
     """
     alias = _read_alias()
     if not all_proxies and alias != IPVS_DEVICE_ALIAS:
@@ -53,7 +55,7 @@ def cleanup(
         return
     steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep, dry_run=dry_run)) for tool in tools]
     if alias is not None:
-        steps.append(("virtual servers", _remove_servers(dry_run=dry_run)))
+        steps.append(("virtual servers", _remove_servers(excluded, dry_run=dry_run)))
     steps.append(("ipsets", _remove_sets(dry_run=dry_run)))
     if alias is not None:
         steps.append((IPVS_DEVICE, _remove_device(dry_run=dry_run)))
@@ -99,15 +101,21 @@ def _remove_rules(
         )
 
 
-def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
+def _remove_servers(excluded: Excluded, *, dry_run: bool) -> Iterator[CleanupItem]:
     with IpvsSocket() as sock:
-        keys = [server.key for server in sock.list_services()]
+        present = [server.key for server in sock.list_services()]
+        keys = [key for key in present if not excluded(key)]
         removals = [] if dry_run else list(map(encode_service_removal, keys))
         for key, reply in zip(keys, sock.apply(removals), strict=not dry_run):
             if reply.errno not in (0, errno.ESRCH):
                 raise build_kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:
             yield CleanupItem("virtual servers", count=len(keys))
+        if len(present) > len(keys):
+            count = len(present) - len(keys)
+            yield CleanupItem(
+                "virtual servers", status=CleanupStatus.KEPT, why="in ipvs.excludeCIDRs", count=count
+            )
 
 
 def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:

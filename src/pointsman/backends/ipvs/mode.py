@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pointsman.backends.contract import Announcement, Count, Counting, Mode, PacketQuirks, Setup
 from pointsman.backends.ipvs import sets
@@ -21,7 +21,7 @@ from pointsman.config.mode_table import IPVS
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.sysctl import Sysctls, parse_kernel_version
-from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.balancing import IPVS_SCHEDULERS, Capabilities, Scheduler
 from pointsman.model.plan import FrontendKind
 from pointsman.obs import MetricGroup
@@ -79,11 +79,14 @@ def compute_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:
     return wanted
 
 
+def _parse_cidrs(texts: Iterable[str]) -> tuple[Cidr, ...]:
+    return tuple(cidr for text in texts if (cidr := cidr_from_text(text)) is not None)
+
+
 def _build_backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:
     runner = choose_runner(family)
-    ranges = (cidr_from_text(text) for text in setup.config.ipvs.exclude_cidrs)
     settings = IpvsSettings(
-        scheduler=find_scheduler(setup), exclude_cidrs=tuple(cidr for cidr in ranges if cidr is not None)
+        scheduler=find_scheduler(setup), exclude_cidrs=_parse_cidrs(setup.config.ipvs.exclude_cidrs)
     )
     return IpvsBackend(
         family, runner, settings, random_fully=runner.features.random_fully, ruleset=find_nft_ruleset(runner)
@@ -117,6 +120,7 @@ MODE = Mode(
         cleaning.keep,
         all_proxies=cleaning.all_proxies,
         dry_run=cleaning.dry_run,
+        excluded=IpvsSettings(exclude_cidrs=_parse_cidrs(cleaning.exclude_cidrs)).is_excluded,
     ),
     chains=CHAINS,
     quirks=PacketQuirks(
