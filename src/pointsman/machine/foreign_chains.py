@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
 
 
 class CachedChains(ForeignChains):
-    """Reads chains again only when they may have changed, and rarely where that takes long.
+    """Reads chains again only when they may have changed or could not be read, and rarely where that takes long.
 
     Commits of the proxy change the generation of the ruleset like those of others, so a reading may be as old as the pause.
     """
@@ -87,7 +87,11 @@ class CachedChains(ForeignChains):
         generation = NftRuleset(family).read_generation()
         has_legacy = LEGACY in find_variants_in_use(family)
         if kept is not None:
-            is_current = kept.generation == generation is not None and not (has_legacy or kept.had_legacy)
+            is_current = (
+                kept.generation == generation is not None
+                and not (has_legacy or kept.had_legacy)
+                and not kept.reading.not_read
+            )
             if is_current or began < kept.not_before:
                 return kept.reading
         reading = super().read(family)

@@ -103,7 +103,7 @@ def _parse_options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]
         if fields[position] == "!":
             negated, position = True, position + 1
             continue
-        end = position + 1
+        end = position + (2 if fields[position] == "--comment" else 1)  # it may begin as an option does
         while end < len(fields) and not fields[end].startswith("-") and fields[end] != "!":
             end += 1
         yield fields[position], negated, list(fields[position + 1 : end]) or [""]

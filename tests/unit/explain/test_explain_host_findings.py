@@ -188,6 +188,17 @@ COMMIT
     assert (raw.priority, raw.rules[0].action) == (-300, Action.UNTRACK)
 
 
+@pytest.mark.parametrize("comment", ["- drop it", "-j", "!", "-g guard"])
+def test_a_comment_of_a_legacy_rule_is_never_an_option(comment: str) -> None:
+    text = f"""*filter
+:FORWARD ACCEPT [0:0]
+-A FORWARD -m comment --comment "{comment}" -p tcp -j DROP
+COMMIT
+"""
+    (rule,) = parse_legacy_chains(text)["legacy filter", "FORWARD"].rules
+    assert (rule.text, len(rule.matches)) == ("-p tcp drop", 1)
+
+
 def test_a_legacy_rule_that_is_spread_over_two_lines_is_one_that_cannot_be_read() -> None:
     text = """*filter
 :INPUT ACCEPT [0:0]
