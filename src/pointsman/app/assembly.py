@@ -60,7 +60,7 @@ from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
 
 _EVENTS_TIMEOUT_SECONDS: Final = 2.0
-"""For events that are still queued when a proxy ends: they may say why."""
+"""For events that are still queued when a proxy ends: they may have the reason."""
 _REVIEW_QPS: Final = 100
 """Above what the cached decisions of all clients can need."""
 

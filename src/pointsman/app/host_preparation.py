@@ -26,7 +26,7 @@ class Host:
     def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
         self._state_dir = state_dir
         self.sysctls = modes.open_sysctls(state_dir, root)
-        """Shared: what it remembers replaces a journal that cannot be written."""
+        """One for the whole process: it keeps in memory what cannot be written to the journal."""
         self._prepared: frozenset[str] = frozenset()
 
     def prepare(self, choice: modes.Choice) -> tuple[Condition, ...]:

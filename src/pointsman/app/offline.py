@@ -49,7 +49,7 @@ class RequestKeeper(Backend):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """What the manifests ask for on one node."""
+    """What a node would program for the manifests."""
 
     node_name: str
     config: KubeProxyConfiguration

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 """Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""
-
-
 _ANSWER_TIMEOUT_SECONDS = 2.0
 _ON_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a wildcard can be reached
 
@@ -59,7 +57,7 @@ class Security(NamedTuple):
 async def build_security(
     options: SecureServing, client: ApiClient | None, node_name: str, board: ConditionBoard
 ) -> Security:
-    """Return what protects the ports; `client` asks the API server about clients of the metrics port.
+    """Return what protects the ports; `client` sends the reviews of clients of the metrics port.
 
     What only this needs is imported here; imports and keys have a callback of the event loop of their own.
     """
@@ -161,9 +159,9 @@ class Servers:
             await self._control.start()
 
     async def rebind(self, config: KubeProxyConfiguration) -> None:
-        """Listen where this configuration says.
+        """Listen at the addresses of this configuration.
 
-        Raises BindFailed, with both ports where they were, when it says bindAddressHardFail and one cannot be opened.
+        Raises BindFailed, with both ports where they were, when bindAddressHardFail is set and one cannot be opened.
         """
         previous = self._health.address, self._health.hard_fail
         self._health.hard_fail = self._metrics.hard_fail = config.bind_address_hard_fail

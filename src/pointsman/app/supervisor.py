@@ -41,7 +41,7 @@ class Assembled(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether everything it waits for has arrived, so that it syncs."""
+        """Everything it waits for has arrived, so that it syncs."""
 
     async def run(self) -> None:
         """Run until cancelled; raises fatal errors."""

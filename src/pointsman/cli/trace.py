@@ -146,7 +146,7 @@ def _follow(
             events.append(event)
             last[0] = time.monotonic()
         attempt = made.result()[0] if made is not None else None
-    if all(event.ours for event in events):
+    if all(event.is_own for event in events):
         raise NothingToTrace(_describe_nothing(place, attempt, timeout))
     return events, attempt
 
@@ -196,7 +196,7 @@ def _read_chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, 
     try:
         reader = ChainReader(socket, family_of(place.address))
         bases = {(chain.table, chain.name): chain for chain in reader.list_base_chains(ignored_table="")}
-        named = dict.fromkeys((event.table, event.chain) for event in events if not event.ours)
+        named = dict.fromkeys((event.table, event.chain) for event in events if not event.is_own)
         return {
             (table, name): msgspec.structs.replace(
                 bases.get((table, name), FilterChain(table, name)),

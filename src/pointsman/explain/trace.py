@@ -95,7 +95,7 @@ def build_trace_report(
     notes: tuple[str, ...] = (),
 ) -> TraceReport:
     """Return the way of the first packet among the events; `chains` has every chain they name, with its rules."""
-    foreign = [event for event in events if not event.ours]
+    foreign = [event for event in events if not event.is_own]
     first = [event for event in foreign if event.packet == foreign[0].packet]
     acts = [_find_act(event, chains.get((event.table, event.chain))) for event in first]
     stages = tuple(_build_stages(acts, interfaces, explanation))

@@ -67,7 +67,7 @@ class HostReader(Protocol):
     """Reads facts about the host."""
 
     def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
-        """Return the facts of one family, with the routes to these addresses; never raises, `not_read` says what is missing."""
+        """Return the facts of one family, with the routes to these addresses; never raises, `not_read` lists what is missing."""
 
 
 class LinuxHost:

@@ -133,7 +133,7 @@ def _find_holder(name: str) -> Holder | None:
 
 @contextlib.contextmanager
 def _catch_signals(*, enabled: bool) -> Iterator[Callable[[], bool]]:
-    """Yield whether SIGTERM or SIGINT came; without a handler the first process of a container would ignore them."""
+    """Yield a function that returns whether SIGTERM or SIGINT came; without a handler the first process of a container would ignore them."""
     caught: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT) if enabled else ()
     before = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in numbers}

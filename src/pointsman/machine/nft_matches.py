@@ -27,6 +27,8 @@ _XT_STATES = {
     256: pf.UNTRACKED,
 }
 """States as iptables' -m conntrack numbers them."""
+_XT_CONNTRACK_STATE = 1
+"""The flag for a comparison of the state, alone."""
 _ORDERS = {nf.NFT_CMP_LT: "<", nf.NFT_CMP_LTE: "<=", nf.NFT_CMP_GT: ">", nf.NFT_CMP_GTE: ">="}
 
 
@@ -43,11 +45,11 @@ def build_comparison(held: Loaded, operation: int, value: bytes, family: Family)
     """Return the match of a register that is compared with a value."""
     negated = operation == nf.NFT_CMP_NEQ
     if held.field in BIT_NAMES and len(value) == 4:
-        asked = int.from_bytes(held.mask or value, sys.byteorder)
+        bits = int.from_bytes(held.mask or value, sys.byteorder)
         if held.mask and any(value):
             return Match(f"{held.text} of some kind")
         # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
-        return _build_bits_match(held.field, asked, negated=negated != bool(held.mask))
+        return _build_bits_match(held.field, bits, negated=negated != bool(held.mask))
     if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
         return build_range_match(held, ((value, value),), family, negated=negated)
     if held.mask or held.field in _NAMES:
@@ -141,13 +143,13 @@ def _format_range(field: PacketField, low: bytes, high: bytes) -> str:
 
 
 def parse_port_match(name: str, info: bytes) -> Iterator[Match]:
-    """Yield what iptables -m tcp or -m udp asks: ranges of source and destination ports, in host byte order."""
+    """Yield the matches of iptables -m tcp or -m udp: ranges of source and destination ports, in host byte order."""
     if len(info) < 9:
         yield Match(f"-m {name}")
         return
     from_source, to_source, first, last = struct.unpack_from("=4H", info)
     inverted = info[11] if name == "tcp" and len(info) > 11 else info[8]
-    flags_asked = name == "tcp" and (info[8] or info[9])
+    has_flags = name == "tcp" and (info[8] or info[9])
     for field, low, high, bit in (
         (PacketField.SOURCE_PORT, from_source, to_source, 1),
         (PacketField.DESTINATION_PORT, first, last, 2),
@@ -156,16 +158,16 @@ def parse_port_match(name: str, info: bytes) -> Iterator[Match]:
             held = Loaded(field, f"{name} {field.value}", 2)
             ports = (struct.pack(">H", low), struct.pack(">H", high))
             yield build_range_match(held, (ports,), Family.IPV4, negated=bool(inverted & bit))
-    if flags_asked:
+    if has_flags:
         yield Match("-m tcp flags")
 
 
 def parse_conntrack_match(info: bytes) -> Match | None:
-    """Return what iptables -m conntrack asks; None unless it asks for the state only."""
+    """Return the match of iptables -m conntrack; None unless it compares the state only."""
     if len(info) < 154:
         return None
-    asked, inverted, states = struct.unpack_from("=3H", info, 146)
-    if asked != 1:
+    compared, inverted, states = struct.unpack_from("=3H", info, 146)
+    if compared != _XT_CONNTRACK_STATE:
         return None
-    bits = sum(ours for theirs, ours in _XT_STATES.items() if states & theirs)
+    bits = sum(bit for number, bit in _XT_STATES.items() if states & number)
     return _build_bits_match(PacketField.CT_STATE, bits, negated=bool(inverted & 1))

@@ -23,7 +23,7 @@ _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
 _TABLE_SIZE: Final = f"{_PREFIX}max"
 LOOSE_TRACKING: Final = f"{_PREFIX}tcp_loose"
-"""Whether conntrack picks up TCP connections mid-stream."""
+"""0 keeps conntrack from picking up TCP connections mid-stream."""
 
 _M_ARENA_MAX = -8
 """mallopt's name for the number of heaps, from glibc's malloc.h."""

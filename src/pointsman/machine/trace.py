@@ -83,8 +83,8 @@ class TraceEvent(msgspec.Struct, frozen=True):
     out_interface: int = 0
 
     @property
-    def ours(self) -> bool:
-        """Whether it is about the table that marks the packets, not about a rule of another program."""
+    def is_own(self) -> bool:
+        """It is about the table that marks the packets, not about a rule of another program."""
         return self.table.partition(" ")[2] == TRACE_TABLE
 
 

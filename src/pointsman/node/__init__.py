@@ -1,4 +1,4 @@
-"""One running proxy on one node: from the objects of a source to the syncs of each IP family, and what others see of them.
+"""One running proxy on one node: from the objects of a source to the syncs of each IP family, and the views of them.
 
 Promises:
 - Nothing is programmed before every kind of object was listed and the Node is known (`start`).
@@ -10,5 +10,5 @@ Invariants: everything here lives in the event loop, except what a `FamilyProxy`
 background threads; values that cross over are immutable. `ProxyHealth.on_worker_busy` and `on_worker_idle` are the exception.
 
 A change that adds a part which can fail must also give it a `conditions` method and add that to the board (`proxy`). One that reacts to
-syncs must be a `SyncListener` and must not block. One that adds a condition type must add it to the table in docs/operations.md.
+syncs must be a `SyncListener` and must not block. One that adds a condition type must add it to the table in `wording/conditions.py`.
 """

@@ -1,7 +1,7 @@
 """Health of the proxy as sources of conditions: kube-proxy's own rules, and the results of the syncs.
 
 As in kube-proxy, a family is unhealthy when a change has been pending for two sync periods, whether or not a sync ever
-succeeded before. Ours is also unhealthy when its worker thread has been busy with one call for that long. Both block liveness:
+succeeded before. A family is also unhealthy when its worker thread has been busy with one call for that long. Both block liveness:
 a restart may help. The eligibility of the Node, draining, and objects that the first sync still needs after two sync periods block
 traffic only: a restart would not help. Ages are taken from a monotonic clock, so a jump of the wall clock does not matter.
 """
@@ -60,8 +60,8 @@ def find_unserved_families(unsupported: Mapping[Family, str], node: NodeState) -
 class ProxyHealth(SyncListener):
     """kube-proxy's health rules; lives in the event loop.
 
-    `on_worker_busy` and `on_worker_idle` alone are called on worker threads: a thread that hangs sends nothing by which the event
-    loop could notice. Each is one step on a dictionary.
+    `on_worker_busy` and `on_worker_idle` alone are called on worker threads: a thread that hangs cannot report it to
+    the event loop. Each is one step on a dictionary.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ProxyHealth(SyncListener):
 
     @property
     def accepts_traffic(self) -> bool:
-        """Whether health check node ports may send clients here."""
+        """Health check node ports may send clients here."""
         return not self.is_draining and not any(self._find_delay(family)[0] for family in Family)
 
     def conditions(self) -> Iterator[Condition]:

@@ -1,4 +1,4 @@
-"""Health check node ports: after each sync, those of all Services that ask for one are open."""
+"""Health check node ports: after each sync, those of all Services that request one are open."""
 
 from __future__ import annotations
 

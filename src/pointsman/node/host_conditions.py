@@ -1,7 +1,7 @@
 """What on this host keeps packets of all Services from their endpoints, one function per condition. Pure.
 
 `explain` checks the way of one Service; these checks look for what concerns every Service of an IP family. They reuse its facts,
-its rule walk and its wording. A condition is raised only for what is certain: a chain that may accept some packet of ours,
+its rule walk and its wording. A condition is raised only for what is certain: a chain that may accept some of these packets,
 or a setting that concerns no known endpoint, is left to `explain`.
 
 A further check is a function in `FAMILY_CHECKS`, with a row for its condition type in `wording/conditions.py`.
@@ -95,7 +95,7 @@ class HostView(msgspec.Struct, frozen=True):
 
 
 def check_forwarding(view: HostView) -> Iterator[Condition]:
-    """Forwarding is on, for the family and for the interfaces that lead to pods or hold the node's address."""
+    """Check that forwarding is on, for the family and for the interfaces that lead to pods or hold the node's address."""
     groups = view.endpoints.forwarded
     if not groups:
         return
@@ -117,7 +117,7 @@ def check_forwarding(view: HostView) -> Iterator[Condition]:
 
 
 def check_foreign_rules(view: HostView) -> Iterator[Condition]:
-    """No other program drops everything."""
+    """Check that no other program drops the first packet of every connection."""
     if view.drops:
         findings = [
             build_foreign_finding(
@@ -130,7 +130,7 @@ def check_foreign_rules(view: HostView) -> Iterator[Condition]:
 
 
 def check_local_routes(view: HostView) -> Iterator[Condition]:
-    """Pods on this node can be reached."""
+    """Check that this node has a route to the pods on it."""
     lost = view.unreachable
     if lost:
         first = next(iter(lost))
@@ -145,7 +145,7 @@ def check_local_routes(view: HostView) -> Iterator[Condition]:
 
 
 def check_local_detection(view: HostView) -> Iterator[Condition]:
-    """The configured detection of local traffic fits the Node's pod ranges and the pods on it."""
+    """Check that the configured detection of local traffic covers the Node's pod ranges and the pods on it."""
     local, ranges = view.context.local, [cidr for cidr in view.pod_ranges if cidr.family is view.family]
     findings = list(find_undetected_pods(local, view.local_pods, view.facts.routes))
     if local.mode is LocalMode.CIDR and local.cidr is not None and ranges:
@@ -166,7 +166,7 @@ def check_local_detection(view: HostView) -> Iterator[Condition]:
 
 
 def check_bridges(view: HostView) -> Iterator[Condition]:
-    """No bridge passes packets between pods on it without our rules."""
+    """Check that no bridge passes packets between its pods without the proxy's rules."""
     if view.context.masquerade_all:
         return
     routes, bridges = view.facts.routes, view.facts.unfiltered_bridges
@@ -188,7 +188,7 @@ def check_bridges(view: HostView) -> Iterator[Condition]:
 
 
 def check_reverse_path(view: HostView) -> Iterator[Condition]:
-    """Strict reverse path filtering drops nothing."""
+    """Check that strict reverse path filtering drops no packets."""
     interfaces = tuple(sorted(view.facts.strict_reverse_path))
     if interfaces and view.reverse_path_drops >= MIN_REVERSE_PATH_DROPS:
         finding = build_error(
@@ -202,7 +202,7 @@ def check_reverse_path(view: HostView) -> Iterator[Condition]:
 
 
 def check_tracking(view: HostView) -> Iterator[Condition]:
-    """The connection tracking table has room; it is the same for both families."""
+    """Check that the connection tracking table, which both families share, has room."""
     findings = list(check_conntrack(view.facts))
     if findings:
         blocks = Blocks.READINESS if findings[0].is_error else Blocks.NOTHING
@@ -210,7 +210,7 @@ def check_tracking(view: HostView) -> Iterator[Condition]:
 
 
 def check_loose_tracking(view: HostView) -> Iterator[Condition]:
-    """Connections to removed endpoints can be reset where a Service asks for that.
+    """Check that connections to removed endpoints can be reset where a Service requests it.
 
     A kernel that tracks a connection only from its first packet on passes the client's next packet untranslated, so that it is
     never reset.
@@ -283,7 +283,7 @@ def _find_drop(view: HostView, chain: FilterChain, packet: Packet) -> RuleResult
 
 
 def _is_catch_all(chain: FilterChain, result: RuleResult) -> bool:
-    """Whether a drop concerns whatever no rule before it accepted."""
+    """Return whether a drop concerns every packet that no rule before it accepted."""
     rule = result.rule
     if rule is None:
         return True

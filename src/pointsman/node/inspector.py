@@ -63,20 +63,6 @@ from pointsman.waiting import compute_pause
 
 WORKER_TIMEOUT_SECONDS: Final = 1.0
 """For `status`, which must answer while a worker thread hangs."""
-
-
-def _explain(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
-    if host is not None:
-        families = [
-            msgspec.structs.replace(
-                family, host=host.look(family.family, find_concerned_addresses(family, target, client))
-            )
-            for family in view.families
-        ]
-        view = msgspec.structs.replace(view, families=tuple(families))
-    return explain(view, target, client)
-
-
 CHEAP_COUNT_SECONDS = 0.01
 """CPU time of a count of service states that every refresh of the page may cost."""
 
@@ -136,7 +122,7 @@ class Inspector:
     async def _count_states(self) -> None:
         """Count service ports by state, again only after a sync; keep the last counts when a worker is busy.
 
-        A worker that hangs in the kernel is when operators ask for the status.
+        The status must come while a worker hangs in the kernel: that is when operators need it.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._worker_timeout) as deadline, self._counting:
@@ -187,7 +173,7 @@ class Inspector:
         return self._sampler.samples.find_service(service)
 
     async def list(self, query: ListQuery) -> ServiceList | bytes:
-        """Return what the query selects as gzip of JSON; when nothing changed since its version, a list that says so."""
+        """Return what the query selects as gzip of JSON; when nothing changed since its version, a list with `unchanged`."""
         version = f"{self._compute_version()}/{self._proxy.objects.labels.changes}"
         if version == query.since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
@@ -296,3 +282,15 @@ class Inspector:
         except KernelError as failure:
             error = str(failure)
         return FamilyVerification(family.family.value, found, family.pending, error)
+
+
+def _explain(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
+    if host is not None:
+        families = [
+            msgspec.structs.replace(
+                family, host=host.look(family.family, find_concerned_addresses(family, target, client))
+            )
+            for family in view.families
+        ]
+        view = msgspec.structs.replace(view, families=tuple(families))
+    return explain(view, target, client)

@@ -1,4 +1,4 @@
-"""What the Node object says about its Services, on request: the condition `pointsman.dev/ServicesReady`, and no start-up taint.
+"""State of the Services on the Node object, on request: the condition `pointsman.dev/ServicesReady`, and no start-up taint.
 
 The condition is `/readyz` on the Node. It is written when it changes, without a heartbeat, so a process that is killed leaves what it
 wrote last; one that stops leaves Unknown, because the rules stay but no longer follow changes. A change by another program is
@@ -108,7 +108,7 @@ class NodeStatus:
         self._clock, self._sleep, self._now = clock, sleep, now
         self._start_ends = clock() + START_SECONDS
         self._uid = ""
-        """Of the Node that was last seen: a Node that was created again has no condition of ours."""
+        """Of the Node that was last seen: a Node that was created again has lost the condition."""
         self._written: ServicesReady | None = None
         self._written_at = 0.0
         self._transition = ""

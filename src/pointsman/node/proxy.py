@@ -50,7 +50,7 @@ CONDITION_REFRESH_SECONDS = 3.0
 
 
 class Machine(Protocol):
-    """The node as the kernel sees it."""
+    """The node in the kernel: its addresses."""
 
     def local_addresses(self, family: Family) -> tuple[bytes, ...]:
         """Return the addresses of all interfaces but kube-ipvs0."""

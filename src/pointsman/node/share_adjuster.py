@@ -1,7 +1,7 @@
 """Shares of endpoints that change with time: slow start and least-connections.
 
 The clock and the connection counts are here, decisions are in model/shares.py. A new share is a change like any other: the tracker
-returns it and the next sync programs it. Where no Service asks for such shares, nothing runs.
+returns it and the next sync programs it. Where no Service requests such shares, nothing runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ShareAdjuster:
         self._next_count = 0.0
 
     def on_objects_changed(self) -> None:
-        """Start to adjust shares if a Service asks for it now."""
+        """Start to adjust shares if a Service requests that now."""
         if self._tracker.shares.modes:
             self._wanted.set()
 

@@ -64,12 +64,12 @@ class NodeState:
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the Node object lists any."""
+        """The Node object lists some."""
         return self.node_object is not None and bool(find_host_ips(self.node_object))
 
     @property
     def lacks_pod_range(self) -> bool:
-        """Whether detectLocalMode needs the Node's pod range and it has none yet."""
+        """DetectLocalMode needs the Node's pod range, and it has none yet."""
         return self.config.detect_local_mode == "NodeCIDR" and not self.facts.pod_cidrs
 
     def context(self, family: Family) -> NodeContext:

@@ -36,7 +36,7 @@ Read = Callable[[Places, Counting, int], Reading]
 
 
 class TrafficSampler:
-    """Reads the kernel every few seconds on a thread of its own, for as long as the page is asked for."""
+    """Reads the kernel every few seconds on a thread of its own, for as long as the page requests its samples."""
 
     def __init__(
         self, proxy: Proxy, read: Read = read_kernel, interval_seconds: float = INTERVAL_SECONDS
@@ -50,7 +50,7 @@ class TrafficSampler:
 
     @property
     def samples(self) -> TrafficSamples:
-        """The samples so far; asking for them keeps the sampling running."""
+        """The samples so far; reading them keeps the sampling running."""
         self._wanted_until = time.monotonic() + IDLE_SECONDS
         self._wanted.set()
         return self._kept

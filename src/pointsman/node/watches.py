@@ -1,4 +1,4 @@
-"""Watches as others see them: conditions of the API server, of each watch and of what it delivers; metrics."""
+"""Conditions of the API server, of each watch and of what it delivers; metrics of watches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WatchConditions:
     """Conditions of one source of objects.
 
     The API server is unreachable when no watch is connected and the last attempt of one got no answer. A single failed request
-    says nothing about it: events are sent over connections of their own.
+    does not count: events are sent over connections of their own.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def expose_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None
     if ages:
         metrics.add_scraped_gauge(
             "pointsman_watch_age_seconds",
-            "Seconds since the API server last said anything (events, bookmarks, pages of lists)",
+            "Seconds since the API server last sent anything (events, bookmarks, pages of lists)",
             _LABELS,
             read_as(lambda status: None if status.absent else status.age(time.monotonic())),
         )

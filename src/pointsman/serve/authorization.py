@@ -1,7 +1,7 @@
 """Who may read the metrics port: clients that the API server authenticates and authorizes for the path.
 
-A client shows a certificate or a bearer token; a TokenReview says whose token it is, a SubjectAccessReview whether that user may
-`get` the path. Decisions are cached. While the API server cannot be asked, decisions in favour of a client are kept for a short
+A client shows a certificate or a bearer token; a TokenReview returns the user of the token, a SubjectAccessReview whether that user may
+`get` the path. Decisions are cached. While no review is possible, decisions in favour of a client are kept for a short
 time, and all other clients are refused. However many requests come, the API server gets a bounded number of reviews, and clients
 whose reviews were positive never wait behind unknown ones.
 """
@@ -46,7 +46,7 @@ class Reviews(Protocol):
     """The API server; failures are KubeErrors."""
 
     async def review_token(self, token: str) -> User | None:
-        """Return who holds this token; None when it is not valid."""
+        """Return the user of this token; None when it is not valid."""
 
     async def review_access(self, user: User, verb: str, path: str) -> bool:
         """Return whether this user may do that."""
@@ -57,10 +57,12 @@ class ReviewImpossible(Exception):
 
 
 class TooManyReviews(Exception):
-    """Too many unknown clients ask at once."""
+    """Too many unknown clients send requests at once."""
 
 
 class _Decision(Generic[T]):
+    """A decision, and how long it holds without another review."""
+
     def __init__(self, value: T, now: float, lifetime: float) -> None:
         self.value, self.reviewed_at, self.fresh_until = value, now, now + lifetime
 

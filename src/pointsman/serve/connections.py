@@ -185,7 +185,7 @@ class Connections:
             self._close(next(iter(group.unsent)))
 
     def evict_remote(self) -> None:
-        """Close the idle connection of a remote client that a lack of descriptors can be relieved with."""
+        """Close the longest idle connection of a remote client, when descriptors are short."""
         self._evict(self._remote)
 
     def _evict(self, group: _Group) -> bool:

@@ -1,6 +1,6 @@
 """The control socket, on which `pointsman status`, `explain` and `verify` query the running proxy.
 
-HTTP with JSON over a Unix socket that only root and the proxy's own user may use: its mode says so, and every
+HTTP with JSON over a Unix socket that only root and the proxy's own user may use: its file mode allows no others, and every
 connection's credentials are checked as well. A new process takes the place of an old one's socket atomically, so
 neither a crash nor an overlapping restart leaves a dead or a missing one.
 """

@@ -1,6 +1,6 @@
 """/healthz, /livez and /readyz as views of the condition board.
 
-The JSON of /healthz and /livez is kube-proxy's; `reason`, `waitingFor` and `leaving` are additions of ours. /readyz has one line
+The JSON of /healthz and /livez is kube-proxy's; `reason`, `waitingFor` and `leaving` are additions. /readyz has one line
 per condition that blocks readiness, in the form of Kubernetes' own verbose health pages.
 """
 
@@ -89,7 +89,7 @@ class HealthView:
     ) -> Response:
         now = self._wall()
         by_type = {one.type: one for one in conditions}
-        # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
+        # Old clients read lastUpdated as "the loop ran lately": a good answer has the current time, as kube-proxy's does.
         last_updated = now if is_good else max(self._last_updated.values(), default=None)
         document: dict[str, object] = {
             "lastUpdated": format_rfc3339_nano(last_updated),

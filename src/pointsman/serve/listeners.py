@@ -1,7 +1,7 @@
 """Listening sockets, and ports that follow the configuration.
 
 A port that cannot be bound is tried again every five seconds, because the usual cause (the previous proxy still
-stopping) goes away by itself. With bindAddressHardFail it is fatal at start, and a reload that asks for it is rejected.
+stopping) goes away by itself. With bindAddressHardFail it is fatal at start, and a reload whose ports cannot be opened is rejected.
 """
 
 from __future__ import annotations
@@ -224,5 +224,5 @@ class Listener:
 
 
 def _has_same_port(address: str, other: str) -> bool:
-    """Whether one of these addresses may have to be closed before the other can be opened."""
+    """Return whether one of these addresses may have to be closed before the other can be opened."""
     return bool(other) and parse_bind_address(address)[1] == parse_bind_address(other)[1]

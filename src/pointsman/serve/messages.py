@@ -1,7 +1,7 @@
 """HTTP requests and responses as plain values, and handlers around handlers: routing, deadlines, restrictions on clients.
 
-The served ports have no authentication unless --secure-metrics asks for it (`authorization`). Pages that hold more than metrics are restricted in two ways: some to clients on
-loopback, and all to requests that name this host by an address. A web page can lead a browser on the node to loopback
+The served ports have no authentication unless --secure-metrics is set (`authorization`). Pages that hold more than metrics are
+restricted in two ways: some to clients on loopback, and all to requests that name this host by an address. A web page can lead a browser on the node to loopback
 (DNS rebinding): the connection is local then, but the Host header holds the attacker's name.
 """
 
@@ -42,7 +42,7 @@ class Query(Mapping[str, str]):
 
 
 class ClientCertificate(msgspec.Struct, frozen=True):
-    """What a verified client certificate says."""
+    """User, groups and expiry of a verified client certificate."""
 
     user: str
     groups: tuple[str, ...]

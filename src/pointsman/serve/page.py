@@ -22,7 +22,7 @@ _SCRIPTS: Final = ("elements.js", "timeline.js", "services.js", "page.js")
 
 
 def build_page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
-    """`/` and its data: /status.json for anyone who may read metrics, everything else for loopback."""
+    """Return the routes of `/` and its data: /status.json for anyone who may read metrics, everything else for loopback."""
     style, script = _read_file("page.css"), "".join(map(_read_file, _SCRIPTS))
     body = _build_document(style, script)
     headers = {

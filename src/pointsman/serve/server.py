@@ -57,11 +57,11 @@ class Stream(Protocol):
 
     @property
     def needs_handshake(self) -> bool:
-        """Whether keys must be agreed on before anything else."""
+        """Keys must be agreed on before anything else."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether new connections would be accepted under other certificates."""
+        """New connections would be accepted under other certificates."""
 
     async def handshake(self) -> ClientCertificate | None:
         """Agree on keys; return the verified certificate of the client, if it has one.
@@ -382,7 +382,7 @@ class HttpServer:
 
 
 def _identify(sock: socket.socket, peer: Any) -> Client:
-    """A client is local at the control socket, on loopback, and with the node's own address at both ends."""
+    """Return the client of a connection. It is local at the control socket, on loopback, and with the node's own address at both ends."""
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Client(user=_CREDENTIALS.unpack(credentials)[1], is_local=True)

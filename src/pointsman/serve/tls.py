@@ -65,7 +65,7 @@ class ServerTls:
         return TlsStream(sock, context, lambda: self._context is not context)
 
     def conditions(self) -> Iterator[Condition]:
-        """Report changed files that cannot be used; while nothing could be loaded yet, the port is not open and says why."""
+        """Report changed files that cannot be used; while nothing could be loaded yet, the closed port is reported instead."""
         if self._context is None:
             return
         self.load()
@@ -79,7 +79,7 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
-        # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions it asks for.
+        # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions that it requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self._self_signed is not None:
             load_pair(context, *self._self_signed, ("certificate", "key"))
@@ -135,7 +135,7 @@ class TlsStream:
         await self._flush()
 
     async def _drive(self, step: Callable[[], T]) -> T:
-        """Call `step` until it has read enough, exchanging what it asks for."""
+        """Call `step` until it has read enough, sending and receiving what it needs."""
         while True:
             try:
                 result = step()

@@ -19,4 +19,4 @@ from pointsman.machine.trace import TraceEvent
     ],
 )
 def test_only_the_table_of_that_very_name_is_ours(table: str, ours: bool) -> None:
-    assert TraceEvent(packet=1, table=table, chain="output", handle=1, action=Action.PASS).ours is ours
+    assert TraceEvent(packet=1, table=table, chain="output", handle=1, action=Action.PASS).is_own is ours
