@@ -125,7 +125,9 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     gc.disable()
     decoded = phases.run(
         "decode",
-        lambda: [list(ProtobufDecoder(kind).page(body).items) for kind, all_ in bodies for body in all_],
+        lambda: [
+            list(ProtobufDecoder(kind).decode_page(body).items) for kind, all_ in bodies for body in all_
+        ],
     )
     phases.seconds["receive"] -= phases.seconds["decode"]
     trackers = {family: Tracker(family, "n1") for family in Family}

@@ -251,7 +251,7 @@ async def test_every_object_is_the_same_in_both_formats(which: str) -> None:
             for accept in (PREFER_PROTOBUF, JSON):
                 answer = await target.client.request("GET", resource.path, accept=accept)
                 assert answer.headers["Content-Type"].startswith(accept.partition(",")[0])
-                page = decoders.for_answer(answer.headers["Content-Type"]).page(answer.body)
+                page = decoders.for_answer(answer.headers["Content-Type"]).decode_page(answer.body)
                 pages.append(split_page(page)[0])
             assert pages[0] == pages[1]
             assert any(item.metadata.name.startswith(name) for item in pages[0])
@@ -263,7 +263,7 @@ async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> Non
         await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-1", "10.1.0.1"))
         decoders: Decoders[EndpointSlice] = Decoders(EndpointSlice)
         listed = await target.client.request("GET", ENDPOINT_SLICES.path, accept=PREFER_PROTOBUF)
-        page = decoders.for_answer(listed.headers["Content-Type"]).page(listed.body)
+        page = decoders.for_answer(listed.headers["Content-Type"]).decode_page(listed.body)
         await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-2", "10.1.0.2"))
 
         async def watched(version: str) -> list[tuple[str, Any]]:
@@ -273,11 +273,11 @@ async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> Non
                 ENDPOINT_SLICES.path, params=params, accept=PREFER_PROTOBUF
             ) as stream:
                 decoder = decoders.for_answer(stream.content_type)
-                splitter = decoder.splitter()
+                splitter = decoder.make_splitter()
                 while chunk := await stream.read():
                     for frame in splitter.feed(chunk):
-                        event = decoder.event(frame)
-                        found.append((event.type, decoder.object(event.object)))
+                        event = decoder.decode_event(frame)
+                        found.append((event.type, decoder.decode_object(event.object)))
             return found
 
         resumed = await watched(page.metadata.resource_version)

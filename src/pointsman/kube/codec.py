@@ -140,25 +140,25 @@ class Decoder(ABC, Generic[T]):
         self._usual_start = b"none yet"
         """How objects of this kind usually begin: the kind of one that begins so need not be read."""
 
-    def page(self, body: bytes) -> Page[T]:
+    def decode_page(self, body: bytes) -> Page[T]:
         """Decode a list. Raises Unreadable when the body is not a list of this kind, and TooLarge."""
         raw = decode_with(self._read_page, body)
         check_kind(raw.kind, f"{self._kind}List")
         return Page(raw.metadata, self._decode_items(raw.items))
 
-    def event(self, frame: bytes) -> WatchEvent:
+    def decode_event(self, frame: bytes) -> WatchEvent:
         """Decode a watch event, without its object. Raises Unreadable for anything else, and for another kind."""
         event = decode_with(self._read_event, frame)
         start = memoryview(event.object)[: len(self._usual_start)]
         if event.type != "ERROR" and start != self._usual_start:
-            check_kind(self.kind_of(event.object), self._kind)
+            check_kind(self.find_kind(event.object), self._kind)
         return event
 
-    def bookmark(self, data: Data) -> Bookmark:
+    def decode_bookmark(self, data: Data) -> Bookmark:
         """Decode the object of a BOOKMARK event. Raises Unreadable."""
         return decode_with(lambda inner: self._read_bookmark(self._open(inner)), data)
 
-    def object(self, data: Data) -> T | BadObject:
+    def decode_object(self, data: Data) -> T | BadObject:
         """Return the object of an event."""
         try:
             contents = decode_with(self._open, data)
@@ -166,7 +166,7 @@ class Decoder(ABC, Generic[T]):
             return _build_bad_object(Identity(), str(error))
         return self._decode_item(contents)
 
-    def kind_of(self, data: Data) -> str:
+    def find_kind(self, data: Data) -> str:
         """Return the kind that the object of an event names; empty where it names none."""
         try:
             return decode_with(self._read_kind, data)
@@ -194,7 +194,7 @@ class Decoder(ABC, Generic[T]):
         return _build_bad_object(identity, error)
 
     @abstractmethod
-    def splitter(self) -> Splitter: ...
+    def make_splitter(self) -> Splitter: ...
     @abstractmethod
     def _read_page(self, body: bytes) -> RawPage: ...
     @abstractmethod
@@ -296,7 +296,7 @@ class JsonDecoder(Decoder[T]):
         self._decode = msgspec.json.Decoder(kind).decode
         self._usual_start = f'{{"kind":"{self._kind}",'.encode()
 
-    def splitter(self) -> LineSplitter:
+    def make_splitter(self) -> LineSplitter:
         return LineSplitter()
 
     def _read_page(self, body: bytes) -> RawPage:

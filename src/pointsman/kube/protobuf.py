@@ -114,13 +114,13 @@ class ProtobufDecoder(Decoder[T]):
         super().__init__(kind)
         self._read_message: Reader[T] = READERS[kind]
 
-    def splitter(self) -> FrameSplitter:
+    def make_splitter(self) -> FrameSplitter:
         return FrameSplitter()
 
-    def event(self, frame: bytes) -> WatchEvent:
-        event = super().event(frame)
+    def decode_event(self, frame: bytes) -> WatchEvent:
+        event = super().decode_event(frame)
         data = bytes(event.object)
-        if event.type != "ERROR" and not data.startswith(self._usual_start) and self.kind_of(data):
+        if event.type != "ERROR" and not data.startswith(self._usual_start) and self.find_kind(data):
             name = self._kind.encode()
             self._usual_start = data[: data.index(name) + len(name)]
         return event
@@ -136,7 +136,7 @@ class ProtobufDecoder(Decoder[T]):
             None,
         )
         items = (bytes(part) for number, part in iter_parts(contents) if number == _LIST_ITEMS)
-        return RawPage(self.kind_of(body), metadata or ListMeta(), items)
+        return RawPage(self.find_kind(body), metadata or ListMeta(), items)
 
     def _read_event(self, frame: bytes) -> WatchEvent:
         event = _read_watch_event(frame)

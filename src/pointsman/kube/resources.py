@@ -88,7 +88,7 @@ class ResourceRequests(Generic[T]):
             self._field_selector = ""
             return None
         try:
-            return self._decoders.for_answer(response.content_type).page(response.body)
+            return self._decoders.for_answer(response.content_type).decode_page(response.body)
         except TooLarge:
             raise
         except Unreadable as error:

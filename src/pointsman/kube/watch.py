@@ -198,7 +198,7 @@ class ListWatch(Generic[T]):
         async with self._requests.open_watch(params, timing.headers) as (response, decoder):
             if self._seen is None:
                 self._note_open()
-            splitter = decoder.splitter()
+            splitter = decoder.make_splitter()
             while True:
                 if count > before:
                     before = count
@@ -218,16 +218,16 @@ class ListWatch(Generic[T]):
     async def _handle_event(self, decoder: Decoder[T], frame: bytes, deliver: Deliver) -> None:
         """Deliver what one event changes. Raises KubeError."""
         try:
-            event = decoder.event(frame)
+            event = decoder.decode_event(frame)
             if event.type == "ERROR":
                 raise self._build_error(event)
             self._note_event()
-            bookmark = decoder.bookmark(event.object) if event.type == "BOOKMARK" else None
+            bookmark = decoder.decode_bookmark(event.object) if event.type == "BOOKMARK" else None
         except Unreadable as error:
             self._version = ""
             raise Unreadable(f"unreadable event in the watch: {error}") from error
         if bookmark is None:
-            change = self._apply(event.type, decoder.object(event.object))
+            change = self._apply(event.type, decoder.decode_object(event.object))
             if change is not None:
                 await deliver(change)
         elif self._seen is None:

@@ -196,7 +196,7 @@ def _bytes(plain: object) -> bytes:
 @given(st.sampled_from(KINDS), PLAIN)
 def test_any_json_is_an_object_or_a_named_refusal(kind: type[KubeObject], plain: object) -> None:
     try:
-        DECODERS[kind].object(_bytes(plain))
+        DECODERS[kind].decode_object(_bytes(plain))
     except Unreadable:
         pytest.fail("well-formed JSON must never end a watch")
 
@@ -217,8 +217,8 @@ def test_json_nested_without_end_is_refused_without_a_crash(nest: bytes, field: 
 
     def decode() -> None:
         for read, data in (
-            (DECODERS[Service].event, b'{"type":"ADDED","object":%s}' % deep),
-            (DECODERS[Service].page, b'{"items":[%s]}' % deep),
+            (DECODERS[Service].decode_event, b'{"type":"ADDED","object":%s}' % deep),
+            (DECODERS[Service].decode_page, b'{"items":[%s]}' % deep),
         ):
             try:
                 read(data)
@@ -242,7 +242,9 @@ def test_one_good_object_in_a_page_of_bad_ones_is_found(objects: list[tuple[type
     good = {"metadata": {"name": "good", "namespace": "default"}}
     for kind in KINDS:
         items = [plain for its_kind, plain in objects if its_kind is kind]
-        page = DECODERS[kind].page(_bytes({"metadata": {"resourceVersion": "1"}, "items": [*items, good]}))
+        page = DECODERS[kind].decode_page(
+            _bytes({"metadata": {"resourceVersion": "1"}, "items": [*items, good]})
+        )
         decoded, bad = split_page(page)
         assert decoded[-1].metadata.name == "good"
         assert len(decoded) + len(bad) == len(items) + 1
@@ -260,7 +262,7 @@ def test_manifests_are_admitted_or_refused_and_never_raise(item: tuple[type[Kube
     }
     parsed = parse(_bytes({"kind": kind.__name__, "apiVersion": versions[kind], **plain}), "fuzz.json")
     assert parsed.objects or parsed.rejected
-    decoded = DECODERS[kind].object(_bytes(plain))
+    decoded = DECODERS[kind].decode_object(_bytes(plain))
     if not isinstance(decoded, BadObject):
         assert isinstance(admit(decoded), Admitted | Refused)
 
@@ -292,7 +294,7 @@ async def _feed(objects: list[tuple[type[KubeObject], Any]]) -> None:
         world.source.put(ready)
         world.source.listed()
         for kind, plain in objects:
-            decoded = DECODERS[kind].object(_bytes(plain))
+            decoded = DECODERS[kind].decode_object(_bytes(plain))
             if not isinstance(decoded, BadObject):
                 world.source.put(decoded)
         world.source.put(

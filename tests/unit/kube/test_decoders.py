@@ -61,7 +61,7 @@ def format_(request: pytest.FixtureRequest) -> Format:
 
 
 def test_page_of_good_objects(format_: Format) -> None:
-    page = format_.decoder(Service).page(format_.page("Service", [service("a"), service("b")]))
+    page = format_.decoder(Service).decode_page(format_.page("Service", [service("a"), service("b")]))
     objects, bad = split_page(page)
     assert [item.metadata.name for item in objects] == ["a", "b"]
     assert bad == []
@@ -71,16 +71,16 @@ def test_page_of_good_objects(format_: Format) -> None:
 def test_a_list_of_another_kind_is_no_list_of_ours(format_: Format) -> None:
     """Its objects may look like ours, and every object that it does not hold would be deleted."""
     with pytest.raises(Unreadable, match="its kind is 'ServiceList', not EndpointSliceList"):
-        format_.decoder(EndpointSlice).page(format_.page("Service", [service("a")]))
+        format_.decoder(EndpointSlice).decode_page(format_.page("Service", [service("a")]))
 
 
 @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
 def test_an_event_about_another_kind_is_no_event_of_ours(format_: Format, type_: str) -> None:
     decoder = format_.decoder(EndpointSlice)
-    assert decoder.event(format_.event(type_, endpoint_slice("a"))).type == type_
+    assert decoder.decode_event(format_.event(type_, endpoint_slice("a"))).type == type_
     for _ in range(2):
         with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
-            decoder.event(format_.event(type_, service("a")))
+            decoder.decode_event(format_.event(type_, service("a")))
 
 
 @pytest.mark.parametrize(("name", "entries"), [("json", 20_001), ("protobuf", 20_001), ("protobuf", 500_000)])
@@ -88,7 +88,7 @@ def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name(name: str, 
     format_ = FORMATS[name]
     long = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * entries}
     body = format_.page("EndpointSlice", [endpoint_slice("a", "10.1.0.1"), long])
-    objects, bad = split_page(format_.decoder(EndpointSlice).page(body))
+    objects, bad = split_page(format_.decoder(EndpointSlice).decode_page(body))
     assert [item.metadata.name for item in objects] == ["a"]
     assert [found.key for found in bad] == ["shop/bad"]
     expected = {"json": "length <= 20000", "protobuf": "a list has more than 20000 entries"}

@@ -45,7 +45,7 @@ def page(*items: object) -> bytes:
     ],
 )
 def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: object, key: str) -> None:
-    decoded = JsonDecoder(Service).page(page(service("a"), broken, service("b")))
+    decoded = JsonDecoder(Service).decode_page(page(service("a"), broken, service("b")))
     objects, bad = split_page(decoded)
     assert [item.metadata.name for item in objects] == ["a", "b"]
     assert [found.key for found in bad] == [key]
@@ -55,25 +55,28 @@ def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: object, k
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"items":5}', b'{"metadata":{"resourceVersion":1}}'])
 def test_body_that_is_no_list_raises(body: bytes) -> None:
     with pytest.raises(Unreadable):
-        JsonDecoder(Service).page(body)
+        JsonDecoder(Service).decode_page(body)
 
 
 def test_the_kind_may_be_left_out() -> None:
-    assert list(JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"}}').items) == []
-    assert JsonDecoder(Service).event(b'{"type":"ADDED","object":{"metadata":{}}}').type == "ADDED"
+    assert list(JsonDecoder(Service).decode_page(b'{"metadata":{"resourceVersion":"1"}}').items) == []
+    assert JsonDecoder(Service).decode_event(b'{"type":"ADDED","object":{"metadata":{}}}').type == "ADDED"
 
 
 def test_empty_lists_come_as_null_too() -> None:
-    assert list(JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"},"items":null}').items) == []
+    assert (
+        list(JsonDecoder(Service).decode_page(b'{"metadata":{"resourceVersion":"1"},"items":null}').items)
+        == []
+    )
 
 
 def test_object_without_a_name_is_bad() -> None:
-    assert isinstance(JsonDecoder(Service).object(b'{"metadata":{}}'), BadObject)
+    assert isinstance(JsonDecoder(Service).decode_object(b'{"metadata":{}}'), BadObject)
 
 
 def test_unknown_fields_are_skipped() -> None:
     document = endpoint_slice("a", "10.1.0.1") | {"future": {"deep": [1, {"x": None}]}}
-    result = JsonDecoder(EndpointSlice).object(json.dumps(document).encode())
+    result = JsonDecoder(EndpointSlice).decode_object(json.dumps(document).encode())
     assert isinstance(result, EndpointSlice)
 
 
@@ -83,20 +86,20 @@ def test_object_that_is_not_unicode_is_bad_and_the_others_are_kept() -> None:
         json.dumps(service("a")).encode(),
         broken,
     )
-    objects, bad = split_page(JsonDecoder(Service).page(body))
+    objects, bad = split_page(JsonDecoder(Service).decode_page(body))
     assert [item.metadata.name for item in objects] == ["a"]
     assert [found.key for found in bad] == ["default/bad"]
-    alone = JsonDecoder(Service).object(broken)
+    alone = JsonDecoder(Service).decode_object(broken)
     assert isinstance(alone, BadObject)
 
 
 def test_event_that_is_not_unicode_is_no_event() -> None:
     with pytest.raises(Unreadable):
-        JsonDecoder(Service).event(b'{"type":"\xff","object":{}}')
+        JsonDecoder(Service).decode_event(b'{"type":"\xff","object":{}}')
 
 
 def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
     items = [service(f"s{number}", "10.96.0.1") for number in range(50_000)]
     body = json.dumps({"metadata": {}, "items": items}, separators=(",", ":")).encode()
-    objects, _ = split_page(JsonDecoder(Service).page(body))
+    objects, _ = split_page(JsonDecoder(Service).decode_page(body))
     assert len(objects) == 50_000

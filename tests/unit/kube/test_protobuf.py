@@ -32,8 +32,8 @@ KINDS: dict[str, type[Any]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_a_recorded_list_is_the_same_in_both_formats(name: str) -> None:
     kind = KINDS[name]
-    from_json = JsonDecoder(kind).page((RECORDED / f"{name}.json").read_bytes())
-    from_protobuf = ProtobufDecoder(kind).page((RECORDED / f"{name}.pb").read_bytes())
+    from_json = JsonDecoder(kind).decode_page((RECORDED / f"{name}.json").read_bytes())
+    from_protobuf = ProtobufDecoder(kind).decode_page((RECORDED / f"{name}.pb").read_bytes())
     assert from_protobuf.metadata == from_json.metadata
     objects, bad = split_page(from_json)
     assert split_page(from_protobuf) == (objects, bad)
@@ -48,15 +48,15 @@ def test_the_fake_server_encodes_what_the_real_one_sent(name: str) -> None:
     body = server_side.Encoder().listing(
         kind.__name__, document["apiVersion"], document["metadata"], document["items"]
     )
-    recorded = ProtobufDecoder(kind).page((RECORDED / f"{name}.pb").read_bytes())
-    encoded = ProtobufDecoder(kind).page(body)
+    recorded = ProtobufDecoder(kind).decode_page((RECORDED / f"{name}.pb").read_bytes())
+    encoded = ProtobufDecoder(kind).decode_page(body)
     assert encoded.metadata == recorded.metadata
     assert split_page(encoded) == split_page(recorded)
 
 
 def events(decoder: Decoder[Any], stream: bytes) -> list[tuple[str, Any]]:
-    frames = list(decoder.splitter().feed(stream))
-    return [(event.type, decoder.object(event.object)) for event in map(decoder.event, frames)]
+    frames = list(decoder.make_splitter().feed(stream))
+    return [(event.type, decoder.decode_object(event.object)) for event in map(decoder.decode_event, frames)]
 
 
 def test_a_recorded_watch_is_the_same_in_both_formats() -> None:
@@ -202,9 +202,9 @@ def test_any_object_is_the_same_in_both_formats(
     in_protobuf = server_side.envelope(
         kind.__name__, "v1", unknown + server_side.encoded(schema, item) + unknown
     )
-    from_json = JsonDecoder(kind).object(json.dumps(item).encode())
+    from_json = JsonDecoder(kind).decode_object(json.dumps(item).encode())
     assert isinstance(from_json, kind)
-    assert ProtobufDecoder(kind).object(in_protobuf) == from_json
+    assert ProtobufDecoder(kind).decode_object(in_protobuf) == from_json
 
 
 def contents(**fields: Any) -> bytes:
@@ -216,15 +216,15 @@ def test_what_go_writes_for_fields_without_a_value_is_what_json_leaves_out() -> 
     spec["ports"] = [{"name": "", "protocol": "", "port": 80, "nodePort": 0}]
     written = contents(metadata={"name": "a", "namespace": ""}, spec=spec) + b"\x1a\x02\x0a\x00"
     left_out = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}, "status": {"loadBalancer": {}}}
-    expected = JsonDecoder(Service).object(json.dumps(left_out).encode())
-    assert ProtobufDecoder(Service).object(server_side.envelope("Service", "v1", written)) == expected
+    expected = JsonDecoder(Service).decode_object(json.dumps(left_out).encode())
+    assert ProtobufDecoder(Service).decode_object(server_side.envelope("Service", "v1", written)) == expected
 
 
 @pytest.mark.parametrize("said", [None, False, True])
 def test_a_condition_that_is_not_said_is_neither_true_nor_false(said: bool | None) -> None:
     item = endpoint_slice("a", "10.1.0.1")
     item["endpoints"][0]["conditions"] = {} if said is None else {"ready": said}
-    found = ProtobufDecoder(EndpointSlice).object(server_side.document(item))
+    found = ProtobufDecoder(EndpointSlice).decode_object(server_side.document(item))
     assert isinstance(found, EndpointSlice)
     assert found.endpoints is not None
     assert found.endpoints[0].conditions is not None
@@ -244,7 +244,7 @@ def test_half_an_object_is_a_bad_object(kind: type[Any]) -> None:
     whole = server_side.encoded(server_side.SCHEMAS[kind.__name__], OBJECTS[kind])
     decoder: ProtobufDecoder[Any] = ProtobufDecoder(kind)
     for length in range(len(whole)):
-        found = decoder.object(server_side.envelope(kind.__name__, "v1", whole[:length]))
+        found = decoder.decode_object(server_side.envelope(kind.__name__, "v1", whole[:length]))
         if not isinstance(found, BadObject):
             # Cut between two fields: a smaller object, as any older server might send it.
             assert found.metadata.name == OBJECTS[kind]["metadata"]["name"]
@@ -253,9 +253,9 @@ def test_half_an_object_is_a_bad_object(kind: type[Any]) -> None:
 @given(st.binary(max_size=60), st.sampled_from(list(OBJECTS)))
 def test_any_bytes_give_an_object_a_bad_object_or_a_typed_error(data: bytes, kind: type[Any]) -> None:
     decoder: ProtobufDecoder[Any] = ProtobufDecoder(kind)
-    assert isinstance(decoder.object(data), BadObject)
-    assert isinstance(decoder.object(server_side.envelope("X", "v1", data)), BadObject | kind)
-    for read in (decoder.page, decoder.event, decoder.bookmark):
+    assert isinstance(decoder.decode_object(data), BadObject)
+    assert isinstance(decoder.decode_object(server_side.envelope("X", "v1", data)), BadObject | kind)
+    for read in (decoder.decode_page, decoder.decode_event, decoder.decode_bookmark):
         for body in (data, b"k8s\0" + data, server_side.envelope("X", "v1", data)):
             try:
                 read(body)
@@ -285,7 +285,7 @@ def test_bad_message_of_a_page_is_named_and_the_others_are_kept(broken: bytes, k
 
     good = [contents(**{k: v for k, v in service(name).items() if k in "metadataspec"}) for name in "ac"]
     listing = b"\x0a\x06\x12\x017\x1a\x01c" + item(good[0]) + item(broken) + item(good[1])
-    page = ProtobufDecoder(Service).page(server_side.envelope("ServiceList", "v1", listing))
+    page = ProtobufDecoder(Service).decode_page(server_side.envelope("ServiceList", "v1", listing))
     objects, bad = split_page(page)
     assert [found.metadata.name for found in objects] == ["a", "c"]
     assert [found.key for found in bad] == [key]
@@ -299,7 +299,7 @@ def test_long_values_are_not_remembered() -> None:
 
 
 def test_an_error_names_the_field() -> None:
-    found = ProtobufDecoder(Service).object(
+    found = ProtobufDecoder(Service).decode_object(
         server_side.envelope("Service", "v1", contents(metadata={"name": "a"}) + b"\x10\x01")
     )
     assert isinstance(found, BadObject)
