@@ -7,7 +7,7 @@ extensions of iptables. Everything else becomes a match of unknown result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -131,9 +131,10 @@ class _Decoder:
         self.comment = ""
 
     def take(self, name: str, data: Mapping[int, bytes]) -> None:
-        handler = getattr(self, f"_take_{name}", None)
+        """Add what one expression does to the rule; an unknown one loads an unknown value."""
+        handler = self._HANDLERS.get(name)
         if handler is not None:
-            handler(data)
+            handler(self, data)
         elif name in _STATEMENTS:
             self.action = _STATEMENTS[name]
         elif name not in _WITHOUT_EFFECT:
@@ -255,6 +256,21 @@ class _Decoder:
             self.matches.append(
                 (parse_conntrack_match(info) if name == "conntrack" else None) or Match(f"-m {name}")
             )
+
+    _HANDLERS: ClassVar[Mapping[str, Callable[[_Decoder, Mapping[int, bytes]], None]]] = {
+        "payload": _take_payload,
+        "meta": _take_meta,
+        "ct": _take_ct,
+        "bitwise": _take_bitwise,
+        "cmp": _take_cmp,
+        "range": _take_range,
+        "lookup": _take_lookup,
+        "immediate": _take_immediate,
+        "nat": _take_nat,
+        "target": _take_target,
+        "match": _take_match,
+    }
+    """By the name of the expression."""
 
 
 def _number(data: Mapping[int, bytes], attribute: int) -> int:
