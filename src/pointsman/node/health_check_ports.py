@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from pointsman.conditions import Blocks, Condition
 from pointsman.kube.event_recorder import LISTENING, Recorder
@@ -35,12 +34,11 @@ class HealthCheckPorts(SyncListener):
             family: ServiceHealthPorts(
                 node_name,
                 lambda: health.accepts_traffic,
-                partial(self._on_bind_failed, family),
+                self._on_bind_failed,
                 connections,
             )
             for family in trackers
         }
-        self._closed: dict[Family, dict[str, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_synced(self, outcome: SyncOutcome) -> None:
@@ -66,12 +64,11 @@ class HealthCheckPorts(SyncListener):
             for port, count in self._trackers[family].count_local_ready()
         }
         addresses = (family.any_address,) if where.match_all else where.addresses
-        self._closed[family] = {}
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
     def conditions(self) -> Iterator[Condition]:
         """Yield whether all ports are open; one that is not is tried again after the next sync."""
-        closed = [f"{key}: {why}" for found in self._closed.values() for key, why in found.items()]
+        closed = [f"{key}: {why}" for ports in self._ports.values() for key, why in ports.failures.items()]
         type_ = "HealthCheckNodePorts"
         if closed:
             yield Condition.false(
@@ -80,8 +77,7 @@ class HealthCheckPorts(SyncListener):
         else:
             yield Condition.true(type_, Blocks.READINESS)
 
-    def _on_bind_failed(self, family: Family, service: ServiceHealth, message: str) -> None:
-        self._closed[family][service.key] = message
+    def _on_bind_failed(self, service: ServiceHealth, message: str) -> None:
         self._recorder.service_event(
             service.key, "FailedToStartServiceHealthcheck", message, action=LISTENING
         )

@@ -82,8 +82,8 @@ class ServiceHealthPorts:
         self._connections = Connections() if connections is None else connections
         self._addresses: tuple[str, ...] = ()
         self._ports: dict[str, _Port] = {}
-        self._failures: dict[str, str] = {}
-        """Why a port is closed, as last logged; the same failure is not logged again with every sync."""
+        self.failures: dict[str, str] = {}
+        """Why a port is closed, by `namespace/name`; the same failure is not logged again with every sync."""
         self._lock = asyncio.Lock()
 
     @property
@@ -108,7 +108,7 @@ class ServiceHealthPorts:
             if moved or wanted is None or wanted.port != port.service.port:
                 del self._ports[key]
                 await port.server.close()
-        self._failures = {key: message for key, message in self._failures.items() if key in services}
+        self.failures = {key: message for key, message in self.failures.items() if key in services}
         for key, service in services.items():
             if key in self._ports:
                 self._ports[key].service = service
@@ -132,15 +132,15 @@ class ServiceHealthPorts:
             port.server.serve(sockets)
             opened.pop_all()
         self._ports[key] = port
-        self._failures.pop(key, None)
+        self.failures.pop(key, None)
 
     def _report(self, service: ServiceHealth, address: str, error: OSError) -> None:
         message = (
             f'node {self._node_name} failed to start healthcheck "{service.key}" on port {service.port}: '
             f"listen on {address}: {error.strerror}"
         )
-        if self._failures.get(service.key) != message:
-            self._failures[service.key] = message
+        if self.failures.get(service.key) != message:
+            self.failures[service.key] = message
             _log.error(
                 "Cannot open health check port",
                 err=error,
