@@ -98,7 +98,7 @@ class Servers:
         security: Security,
         on_ports_freed: Callable[[], None],
     ) -> None:
-        """`on_ports_freed` is called when another process let go of ports that were wanted here."""
+        """`on_ports_freed` is called when another process has released ports that are configured here."""
         config = proxy.config
         self._describe_build(proxy)
         pages = Pages(

@@ -158,7 +158,7 @@ class Credentials:
         signature = get_signature(path)
         if signature is None or signature != self._token_signature:
             try:
-                self._token = _token_from_file(path)
+                self._token = _read_token_file(path)
                 self._token_signature = signature
             except ValueError as error:
                 problem = KubeError(f"token file {path} ({self._access.origin}): {error}")
@@ -193,7 +193,7 @@ class Credentials:
             _log.warning(message, origin=self._access.origin, err=error)
 
 
-def _token_from_file(path: Path) -> str:
+def _read_token_file(path: Path) -> str:
     """Return the token. Raises ValueError, without any of the content."""
     try:
         token = read_file(path, MAX_CREDENTIAL_BYTES).decode().strip()

@@ -60,7 +60,8 @@ ENDPOINT_SLICES = Resource(
 SERVICE_CIDRS = Resource(ServiceCIDR, "/apis/networking.k8s.io/v1/servicecidrs", required=False)
 
 
-def own_node(name: str) -> Resource[Node]:
+def select_own_node(name: str) -> Resource[Node]:
+    """Return the resource for the one Node of this name."""
     return Resource(Node, "/api/v1/nodes", field_selector=f"metadata.name={name}")
 
 

@@ -97,7 +97,7 @@ def parse_rule(
         for _, item in nla.iter_attributes(expressions):
             parts = nla.parse_attributes(item)
             decoder.take(
-                _text(parts, nf.NFTA_EXPR_NAME), nla.parse_attributes(parts.get(nf.NFTA_EXPR_DATA, b""))
+                _parse_text(parts, nf.NFTA_EXPR_NAME), nla.parse_attributes(parts.get(nf.NFTA_EXPR_DATA, b""))
             )
     except KernelError:
         raise
@@ -143,16 +143,16 @@ class _Decoder:
                 self.matches.append(Match(name))
 
     def _load(self, data: Mapping[int, bytes], attribute: int, loaded: Loaded) -> None:
-        self._registers[_number(data, attribute)] = loaded
+        self._registers[_parse_number(data, attribute)] = loaded
 
-    def _held(self, data: Mapping[int, bytes], attribute: int) -> Loaded:
-        return self._registers.get(_number(data, attribute), Loaded(None, "something"))
+    def _get_held(self, data: Mapping[int, bytes], attribute: int) -> Loaded:
+        return self._registers.get(_parse_number(data, attribute), Loaded(None, "something"))
 
     def _take_payload(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_PAYLOAD_DREG not in data:
             return
-        base, offset = _number(data, nf.NFTA_PAYLOAD_BASE), _number(data, nf.NFTA_PAYLOAD_OFFSET)
-        length = _number(data, nf.NFTA_PAYLOAD_LEN)
+        base, offset = _parse_number(data, nf.NFTA_PAYLOAD_BASE), _parse_number(data, nf.NFTA_PAYLOAD_OFFSET)
+        length = _parse_number(data, nf.NFTA_PAYLOAD_LEN)
         field = None
         if base == nf.NFT_PAYLOAD_NETWORK_HEADER and length <= self._family.address_length:
             field = _ADDRESSES[self._family].get(offset)
@@ -165,42 +165,44 @@ class _Decoder:
 
     def _take_meta(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_META_DREG in data:
-            key = _number(data, nf.NFTA_META_KEY)
+            key = _parse_number(data, nf.NFTA_META_KEY)
             field = _META.get(key)
             text = field.value if field else _META_NAMES.get(key, f"meta {key}")
             self._load(data, nf.NFTA_META_DREG, Loaded(field, text))
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_CT_DREG in data:
-            key = _number(data, nf.NFTA_CT_KEY)
+            key = _parse_number(data, nf.NFTA_CT_KEY)
             field = _CT.get(key)
             self._load(data, nf.NFTA_CT_DREG, Loaded(field, field.value if field else f"ct {key}"))
 
     def _take_bitwise(self, data: Mapping[int, bytes]) -> None:
-        held = self._held(data, nf.NFTA_BITWISE_SREG)
-        plain = not any(_value(data, nf.NFTA_BITWISE_XOR))
-        mask = _value(data, nf.NFTA_BITWISE_MASK)
+        held = self._get_held(data, nf.NFTA_BITWISE_SREG)
+        plain = not any(_parse_value(data, nf.NFTA_BITWISE_XOR))
+        mask = _parse_value(data, nf.NFTA_BITWISE_MASK)
         masked = held._replace(mask=mask) if plain and mask else held._replace(field=None)
         self._load(data, nf.NFTA_BITWISE_DREG, masked)
 
     def _take_cmp(self, data: Mapping[int, bytes]) -> None:
-        held = self._held(data, nf.NFTA_CMP_SREG)
-        operation = _number(data, nf.NFTA_CMP_OP)
-        self.matches.append(build_comparison(held, operation, _value(data, nf.NFTA_CMP_DATA), self._family))
+        held = self._get_held(data, nf.NFTA_CMP_SREG)
+        operation = _parse_number(data, nf.NFTA_CMP_OP)
+        self.matches.append(
+            build_comparison(held, operation, _parse_value(data, nf.NFTA_CMP_DATA), self._family)
+        )
 
     def _take_range(self, data: Mapping[int, bytes]) -> None:
-        held = self._held(data, nf.NFTA_RANGE_SREG)
-        low, high = (_value(data, key) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
-        negated = _number(data, nf.NFTA_RANGE_OP) == nf.NFT_CMP_NEQ
+        held = self._get_held(data, nf.NFTA_RANGE_SREG)
+        low, high = (_parse_value(data, key) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
+        negated = _parse_number(data, nf.NFTA_RANGE_OP) == nf.NFT_CMP_NEQ
         self.matches.append(build_range_match(held, ((low, high),), self._family, negated=negated))
 
     def _take_lookup(self, data: Mapping[int, bytes]) -> None:
-        held, name = self._held(data, nf.NFTA_LOOKUP_SREG), _text(data, nf.NFTA_LOOKUP_SET)
+        held, name = self._get_held(data, nf.NFTA_LOOKUP_SREG), _parse_text(data, nf.NFTA_LOOKUP_SET)
         elements = self._find_elements(held, name)
         if nf.NFTA_LOOKUP_DREG not in data:
-            negated = bool(_number(data, nf.NFTA_LOOKUP_FLAGS) & nf.NFT_LOOKUP_F_INV)
+            negated = bool(_parse_number(data, nf.NFTA_LOOKUP_FLAGS) & nf.NFT_LOOKUP_F_INV)
             self.matches.append(self._build_set_match(held, name, elements, negated=negated))
-        elif _number(data, nf.NFTA_LOOKUP_DREG) != nf.NFT_REG_VERDICT:
+        elif _parse_number(data, nf.NFTA_LOOKUP_DREG) != nf.NFT_REG_VERDICT:
             self._load(data, nf.NFTA_LOOKUP_DREG, Loaded(None, f"map @{name}"))
         elif elements is None:
             self.matches.append(Match(f"{held.text} in map @{name}"))
@@ -231,22 +233,22 @@ class _Decoder:
         return match if is_short else msgspec.structs.replace(match, text=text)
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
-        if _number(data, nf.NFTA_IMMEDIATE_DREG) == nf.NFT_REG_VERDICT:
+        if _parse_number(data, nf.NFTA_IMMEDIATE_DREG) == nf.NFT_REG_VERDICT:
             self.action, self.target = parse_verdict_value(
                 nla.parse_attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
             )
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
-        source = _number(data, nf.NFTA_NAT_TYPE) == nf.NFT_NAT_SNAT
+        source = _parse_number(data, nf.NFTA_NAT_TYPE) == nf.NFT_NAT_SNAT
         self.action = Action.SOURCE_NAT if source else Action.DESTINATION_NAT
 
     def _take_target(self, data: Mapping[int, bytes]) -> None:
-        name, info = _text(data, nf.NFTA_TARGET_NAME), data.get(nf.NFTA_TARGET_INFO, b"")
+        name, info = _parse_text(data, nf.NFTA_TARGET_NAME), data.get(nf.NFTA_TARGET_INFO, b"")
         untracks = name == "CT" and bool(info[:1]) and bool(info[0] & 1)
         self.action = Action.UNTRACK if untracks else TARGETS.get(name, Action.PASS)
 
     def _take_match(self, data: Mapping[int, bytes]) -> None:
-        name, info = _text(data, nf.NFTA_MATCH_NAME), data.get(nf.NFTA_MATCH_INFO, b"")
+        name, info = _parse_text(data, nf.NFTA_MATCH_NAME), data.get(nf.NFTA_MATCH_INFO, b"")
         if name == "comment":
             self.comment = info.partition(b"\0")[0].decode(errors="replace")
             return
@@ -273,15 +275,15 @@ class _Decoder:
     """By the name of the expression."""
 
 
-def _number(data: Mapping[int, bytes], attribute: int) -> int:
+def _parse_number(data: Mapping[int, bytes], attribute: int) -> int:
     return nla.parse_number(data.get(attribute))
 
 
-def _value(data: Mapping[int, bytes], attribute: int) -> bytes:
+def _parse_value(data: Mapping[int, bytes], attribute: int) -> bytes:
     return parse_value(data.get(attribute, b""))
 
 
-def _text(data: Mapping[int, bytes], attribute: int) -> str:
+def _parse_text(data: Mapping[int, bytes], attribute: int) -> str:
     return nla.parse_text(data.get(attribute, b""))
 
 

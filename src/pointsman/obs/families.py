@@ -306,7 +306,7 @@ class ProcessMetrics:
     def __init__(self, make: MetricFactory) -> None:
         self.build_info = make.gauge(
             "kubernetes_build_info",
-            "[BETA] Always 1; the labels say what is running",
+            "[BETA] Always 1; the labels describe the build",
             (
                 *("major", "minor", "git_version", "git_commit", "git_tree_state", "build_date"),
                 *("go_version", "compiler", "platform"),

@@ -62,31 +62,31 @@ class JsonFormatter(logging.Formatter):
         if record.levelno < logging.ERROR:
             line["v"] = getattr(record, "v", 0)
         for key, value in get_fields(record).items():
-            line[key] = REDACTED if is_secret_key(key) else _json_value(value)
+            line[key] = REDACTED if is_secret_key(key) else _to_json_value(value)
         if record.exc_info:
             line["stacktrace"] = _clean(self.formatException(record.exc_info))
         return _encode(line)
 
 
-def _json_value(value: object) -> object:
+def _to_json_value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (str, BaseException)):
         return _clean(str(value))
     if isinstance(value, Mapping):
         return {
-            _clean(str(key)): REDACTED if is_secret_key(str(key)) else _json_value(item)
+            _clean(str(key)): REDACTED if is_secret_key(str(key)) else _to_json_value(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_json_value(item) for item in value]
+        return [_to_json_value(item) for item in value]
     return _clean(str(value))
 
 
 def _format_value(key: str, value: object) -> str:
     if is_secret_key(key):
         return f'"{REDACTED}"'
-    plain = _json_value(value)
+    plain = _to_json_value(value)
     if plain is None:
         return "null"
     if isinstance(plain, bool):

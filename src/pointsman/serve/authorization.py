@@ -169,7 +169,7 @@ class Authorizer:
             try:
                 refusal = await self._find_refusal(request, path)
             except ReviewImpossible as error:
-                return text_response(f"cannot ask the API server about this client: {error}\n", 503)
+                return text_response(f"the API server cannot review this client: {error}\n", 503)
             except TooManyReviews:
                 return text_response("too many unknown clients: try again later\n", 429)
             return refusal or await handler(request)

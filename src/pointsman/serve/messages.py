@@ -157,7 +157,7 @@ def require_loopback(handler: Handler) -> Handler:
     async def guarded(request: Request) -> Response:
         if not request.client.is_loopback:
             return text_response(
-                "shown to loopback connections only: ask on the node itself or through kubectl port-forward\n",
+                "shown to loopback connections only: connect on the node itself or through kubectl port-forward\n",
                 403,
             )
         return await handler(request)

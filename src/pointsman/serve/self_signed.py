@@ -40,32 +40,37 @@ def make_certificate(name: str) -> tuple[bytes, bytes]:
     key = secrets.randbelow(_N - 1) + 1
     public = _encode_point(_multiply(key, _G))
     body = _build_body(name, public, time.time())
-    signature = _der(_BITS, b"\0", _sign(body, key))
-    private = _der(
+    signature = _encode_der(_BITS, b"\0", _sign(body, key))
+    private = _encode_der(
         _SEQUENCE,
-        _integer(1),
-        _der(_OCTETS, key.to_bytes(_SIZE, "big")),
-        _der(0xA0, _PRIME256V1),
-        _der(0xA1, _der(_BITS, b"\0", public)),
+        _encode_integer(1),
+        _encode_der(_OCTETS, key.to_bytes(_SIZE, "big")),
+        _encode_der(0xA0, _PRIME256V1),
+        _encode_der(0xA1, _encode_der(_BITS, b"\0", public)),
     )
-    certificate = _der(_SEQUENCE, body, _ECDSA_SHA256, signature)
+    certificate = _encode_der(_SEQUENCE, body, _ECDSA_SHA256, signature)
     return _to_pem("CERTIFICATE", certificate), _to_pem("EC PRIVATE KEY", private)
 
 
 def _build_body(name: str, public: bytes, now: float) -> bytes:
-    common_name = _der(_UTF8, name.encode()[:_MAX_NAME_BYTES])
-    subject = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, common_name)))
-    names = _der(_SEQUENCE, _der(0x82, name.encode()))
-    return _der(
+    common_name = _encode_der(_UTF8, name.encode()[:_MAX_NAME_BYTES])
+    subject = _encode_der(_SEQUENCE, _encode_der(_SET, _encode_der(_SEQUENCE, _COMMON_NAME, common_name)))
+    names = _encode_der(_SEQUENCE, _encode_der(0x82, name.encode()))
+    return _encode_der(
         _SEQUENCE,
-        _der(0xA0, _integer(2)),
-        _integer(secrets.randbits(127) + 1),
+        _encode_der(0xA0, _encode_integer(2)),
+        _encode_integer(secrets.randbits(127) + 1),
         _ECDSA_SHA256,
         subject,
-        _der(_SEQUENCE, _time(now - _CLOCK_SKEW_SECONDS), _time(now + _VALID_SECONDS)),
+        _encode_der(_SEQUENCE, _encode_time(now - _CLOCK_SKEW_SECONDS), _encode_time(now + _VALID_SECONDS)),
         subject,
-        _der(_SEQUENCE, _der(_SEQUENCE, _EC_PUBLIC_KEY, _PRIME256V1), _der(_BITS, b"\0", public)),
-        _der(0xA3, _der(_SEQUENCE, _der(_SEQUENCE, _SUBJECT_ALT_NAME, _der(_OCTETS, names)))),
+        _encode_der(
+            _SEQUENCE, _encode_der(_SEQUENCE, _EC_PUBLIC_KEY, _PRIME256V1), _encode_der(_BITS, b"\0", public)
+        ),
+        _encode_der(
+            0xA3,
+            _encode_der(_SEQUENCE, _encode_der(_SEQUENCE, _SUBJECT_ALT_NAME, _encode_der(_OCTETS, names))),
+        ),
     )
 
 
@@ -77,7 +82,7 @@ def _sign(data: bytes, key: int) -> bytes:
     assert point is not None
     r = point[0] % _N
     s = pow(nonce, -1, _N) * (digest + r * key) % _N
-    return _der(_SEQUENCE, _integer(r), _integer(s))
+    return _encode_der(_SEQUENCE, _encode_integer(r), _encode_integer(s))
 
 
 def _multiply(factor: int, point: Point) -> Point:
@@ -108,7 +113,7 @@ def _encode_point(point: Point) -> bytes:
     return b"\x04" + point[0].to_bytes(_SIZE, "big") + point[1].to_bytes(_SIZE, "big")
 
 
-def _der(tag: int, *parts: bytes) -> bytes:
+def _encode_der(tag: int, *parts: bytes) -> bytes:
     content = b"".join(parts)
     length = len(content)
     if length < 0x80:
@@ -117,12 +122,12 @@ def _der(tag: int, *parts: bytes) -> bytes:
     return bytes((tag, 0x80 | len(size))) + size + content
 
 
-def _integer(number: int) -> bytes:
-    return _der(_INTEGER, number.to_bytes(number.bit_length() // 8 + 1, "big"))
+def _encode_integer(number: int) -> bytes:
+    return _encode_der(_INTEGER, number.to_bytes(number.bit_length() // 8 + 1, "big"))
 
 
-def _time(moment: float) -> bytes:
-    return _der(_TIME, time.strftime("%y%m%d%H%M%SZ", time.gmtime(moment)).encode())
+def _encode_time(moment: float) -> bytes:
+    return _encode_der(_TIME, time.strftime("%y%m%d%H%M%SZ", time.gmtime(moment)).encode())
 
 
 def _to_pem(label: str, content: bytes) -> bytes:

@@ -121,7 +121,7 @@ class Connection:
         self._last = False
         """The connection ends with the current response."""
         self._task = self._loop.create_task(self._serve(), name="http connection")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_ended)
 
     def abort(self) -> None:
         """Close it at once, in whatever state it is."""
@@ -134,7 +134,7 @@ class Connection:
         else:
             self._task.cancel()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
         self._sock.close()
         self._connections.remove(self)
         self._on_end(self)

@@ -12,7 +12,7 @@ from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
 from pointsman.kube.codec import check_json
 from pointsman.kube.formats import PREFER_PROTOBUF
-from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, select_own_node
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Timing
 from pointsman.kube.watch import ListWatch
@@ -73,7 +73,7 @@ class ApiSource:
 
         self._watches = [
             make_watch(resource)
-            for resource in (own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
+            for resource in (select_own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
         ]
         self._queue: asyncio.Queue[SourceEvent | Exception | None] = asyncio.Queue(_QUEUE_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []

@@ -152,7 +152,7 @@ CONDITION_TYPES = (
         "every health check node port is open",
         "readiness",
         {
-            "BindFailed": "no action needed at first: the message says why, and it is retried after the next sync"
+            "BindFailed": "no action needed at first: the message has the reason, and it is retried after the next sync"
         },
     ),
     ConditionType(
@@ -274,7 +274,7 @@ CONDITION_TYPES = (
     ),
     ConditionType(
         "ResetGone",
-        "connections to removed endpoints can be reset where a Service asks for it",
+        "connections to removed endpoints can be reset where a Service requests it",
         "nothing",
         {"ResetGoneNeedsLooseTracking": "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"},
         is_constant=False,
@@ -314,7 +314,7 @@ CONDITION_TYPES = (
     ),
     ConditionType(
         "KernelFeatures",
-        "the kernel has what some Service asks for",
+        "the kernel has the features that Services request",
         "nothing",
         {
             "FlowTimeoutsMissing": "remove the annotation, or use a kernel with CONFIG_NF_CONNTRACK_TIMEOUT",

@@ -147,7 +147,7 @@ _REMEDIES: Mapping[Code, Template] = {
     Code.EXTERNAL_NAME: "its name is a DNS alias; connections never pass through this proxy",
     Code.FLOW_TIMEOUT_NOT_POSSIBLE: "remove the annotation, or use nftables mode: docs/conntrack.md",
     Code.HEADLESS: "clients use the pod addresses that DNS returns for its name; there is no cluster IP",
-    Code.IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on nodes",
+    Code.IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status requests; set ipMode VIP to serve it on nodes",
     Code.MIGRATE_CHAINS: "change firewalls and scripts that refer to them",
     Code.MIGRATE_EXTERNAL_IPS: "use load balancer addresses, or list the allowed ranges in --external-ip-allow-cidrs",
     Code.MIGRATE_IPVS_ADDRESSES: "test service addresses with connections instead of ping",

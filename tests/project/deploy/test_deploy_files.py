@@ -24,7 +24,7 @@ from tests.project.deploy.rendering import (
 
 from pointsman.config.load import load
 from pointsman.config.validate import find_problems
-from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, select_own_node
 
 every_way = pytest.mark.parametrize(
     "rendered",
@@ -61,7 +61,7 @@ def test_the_role_allows_exactly_what_is_listed_and_watched(rendered: Rendered) 
     made = rendered()
     granted = made.permissions
     needed: dict[tuple[str, str], set[str]] = {("events.k8s.io", "events"): {"create", "patch"}}
-    for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, own_node("n1")):
+    for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, select_own_node("n1")):
         parts = resource.path.strip("/").split("/")
         needed["" if parts[0] == "api" else parts[1], parts[-1]] = {"list", "watch"}
     if "--node-condition" in made.proxy["args"]:

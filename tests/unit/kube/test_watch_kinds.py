@@ -10,7 +10,7 @@ from tests.harness.kube_objects import endpoint_slice, node, service, service_ci
 from tests.harness.waiting import async_wait_until
 from tests.unit.kube.following import both_ways, following, text
 
-from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, select_own_node
 from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR, Synced, Upsert
 
 pytestmark = pytest.mark.usefixtures("protocol")
@@ -87,7 +87,7 @@ async def test_only_the_own_node_is_followed() -> None:
     async with FakeApiServer() as server:
         server.add(node("n1"))
         server.add(node("n2"))
-        async with following(server, own_node("n2")) as follower:
+        async with following(server, select_own_node("n2")) as follower:
             events = await follower.until_synced()
             assert [text(event) for event in events] == ["+n2@102", "synced Node"]
             assert isinstance(events[0], Upsert)
