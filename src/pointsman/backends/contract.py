@@ -111,7 +111,7 @@ class Difference(msgspec.Struct, frozen=True, rename="camel"):
     owner: ServicePortName | None = None
     """The service port it belongs to; None for shared objects and those of unknown origin."""
     other_proxy: OtherProxy | None = None
-    """Set when another proxy caused it: its rules serve the traffic until ours are restored."""
+    """Set when another proxy caused it: its rules serve the traffic until those of this one are restored."""
     detail: str = ""
 
     @property
@@ -192,7 +192,7 @@ class Backend:
     def external_changes(self) -> int | None:
         """Number of external changes that `find_drift` saw and could not check completely; None where it cannot see them.
 
-        Each is followed by a comparison; None asks for one every `Mode.compare_seconds`.
+        Each is followed by a comparison; with None there is one every `Mode.compare_seconds`.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Everything `run` needs to know, as one frozen value: the configuration, and what only flags can say."""
+"""The options of `run` as one frozen value: the configuration, and what only flags set."""
 
 from __future__ import annotations
 

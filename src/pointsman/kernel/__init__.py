@@ -10,7 +10,7 @@ Invariants:
 * What a kernel does not support raises NotSupported, naming the kernel option that is missing.
 * Names tell the direction: `pack_` makes an attribute or expression, `encode_` a whole payload, `parse_` and `decode_` read answers.
 
-A change that speaks a further netlink family does so in a class over `NetlinkSocket`, which yields one `Reply` for each request, and
+A change that adds a further netlink family does so in a class over `NetlinkSocket`, which yields one `Reply` for each request, and
 makes errors with `build_kernel_error`, so that callers can tell "busy", "not allowed" and "not supported" apart.
 A change that uses a further nf_tables number must add it to `nf_tables`, which a test compares with the kernel's header.
 A change that writes a sysctl must do so through `Sysctls.ensure`, so that clean-up can restore it.

@@ -68,7 +68,7 @@ class ConntrackTable(Closable):
     def list_flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
         """Return flows that match the query and that `wanted` accepts.
 
-        Raises DeadlinePassed when `expired` says so; this table must not be used again then.
+        Raises DeadlinePassed when `expired` returns True; this table must not be used again then.
         """
         found: list[Flow] = []
         self._visit(

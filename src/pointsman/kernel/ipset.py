@@ -37,7 +37,7 @@ _LIST_HEADERS = 1 << 2
 _ENTRIES_PER_MESSAGE = 250
 _BUSY = 4100
 _PRIVATE_ERRORS = {
-    4097: "the kernel speaks another ipset protocol",
+    4097: "the kernel has another version of the ipset protocol",
     4098: "this kernel lacks the set type",
     4099: "the kernel allows no more sets",
     _BUSY: "a rule still uses the set",

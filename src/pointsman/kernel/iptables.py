@@ -27,7 +27,7 @@ _STATUS_OLD_KERNEL = 3
 _LOCK_TEXT = "xtables lock"
 _NO_LOCK_FILE_TEXT = "can't open lock file"
 _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
-"""Errors that say nothing about the line they name: the same line may be accepted a second later."""
+"""Errors that the line they name does not cause: the same line may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
 _INCOMPATIBLE = re.compile("is incompatible, use 'nft' tool|Parsing nftables rule failed")
 _UNREADABLE = re.compile(rb"^# Table `\w+' is incompatible[ -~]*", re.MULTILINE)
@@ -118,7 +118,7 @@ class Iptables:
     def save(self, table: str, seconds: float | None = None) -> bytes:
         """Return the table as text, without counters; raises CommandTimeout after that time, if one is given.
 
-        For a table that it cannot read, iptables-nft-save prints a comment that says so, and succeeds.
+        For a table that it cannot read, iptables-nft-save prints a comment about that, and succeeds.
         """
         arguments = (self.programs.save, "-t", table)
         result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)

@@ -11,7 +11,7 @@ from pointsman.model.service import PROTOCOL_NAMES
 IPVS_DEVICE = "kube-ipvs0"
 """The dummy device of ipvs mode. It carries service addresses, so its addresses are not the node's own."""
 IPVS_DEVICE_ALIAS = "Pointsman"
-"""Description of the device, by which clean-up recognises that the virtual servers, sets and rules are ours and not kube-proxy's."""
+"""Description of the device, by which clean-up recognises that the virtual servers, sets and rules are Pointsman's and not kube-proxy's."""
 
 PERSISTENT = 0x1
 HASHED = 0x2

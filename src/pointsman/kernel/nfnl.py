@@ -226,7 +226,7 @@ def _parse_reply(reply: Reply, what: str) -> Answer | None:
     if reply.errno == errno.ENOENT:
         return None
     if reply.errno == errno.EINVAL:
-        # What nfnetlink says for a subsystem that is not there, and nf_tables for elements that it cannot look up by key.
+        # The error of nfnetlink for a subsystem that is not there, and nf_tables for elements that it cannot look up by key.
         raise NotSupported(f"{what}: the kernel needs {NEED_NFTABLES}", reply.errno)
     if reply.errno:
         raise netlink.build_kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)

@@ -2,7 +2,7 @@
 
 Configuration and manifests are replaced in many ways: written in place, renamed over, or, in a mounted ConfigMap,
 by swapping the symbolic link `..data`, which a watch of the file itself does not report. So every directory that takes part
-in resolving the path is watched, and a fingerprint is polled where inotify says nothing (network file systems,
+in resolving the path is watched, and a fingerprint is polled where inotify reports nothing (network file systems,
 no watches left).
 """
 

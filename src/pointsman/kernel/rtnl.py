@@ -35,9 +35,9 @@ RTM_F_FIB_MATCH = 0x2000
 """Answer with the route itself. Otherwise IPv6 also chooses a source address, among all that the interface has."""
 _NO_ROUTE = {
     errno.ENETUNREACH: "no route leads there",
-    errno.EHOSTUNREACH: "the route says unreachable",
-    errno.EACCES: "the route says prohibit",
-    errno.EINVAL: "the route is a blackhole",
+    errno.EHOSTUNREACH: "the route is of type unreachable",
+    errno.EACCES: "the route is of type prohibit",
+    errno.EINVAL: "the route is of type blackhole",
 }
 
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
@@ -83,7 +83,7 @@ class Link(msgspec.Struct, frozen=True):
     alias: str = ""
     is_bridge: bool = False
     filtered: frozenset[Family] = frozenset()
-    """Families of which this bridge passes the packets between its ports to netfilter, whatever the sysctls say."""
+    """Families of which this bridge passes the packets between its ports to netfilter, whatever the sysctls are."""
 
 
 class RouteSocket(Closable):
@@ -125,12 +125,12 @@ class RouteSocket(Closable):
         self, addresses: Iterable[bytes], links: Iterable[Link] = (), *, flags: int = 0
     ) -> dict[bytes, Route]:
         """Return how packets of this node's own reach each address; interfaces are named from `links`."""
-        asked = list(dict.fromkeys(addresses))
+        wanted = list(dict.fromkeys(addresses))
         names = {link.index: link.name for link in links}
         replies = self._netlink.request(
-            [Message(RTM_GETROUTE, 0, _encode_route_request(one, flags)) for one in asked]
+            [Message(RTM_GETROUTE, 0, _encode_route_request(one, flags)) for one in wanted]
         )
-        return {address: _parse_route(reply, names) for address, reply in zip(asked, replies, strict=True)}
+        return {address: _parse_route(reply, names) for address, reply in zip(wanted, replies, strict=True)}
 
     def wait_until_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
         """Wait until packets to these addresses are routed locally; return the rest when none became local for `timeout` seconds.

@@ -51,7 +51,7 @@ class _Wanted(msgspec.Struct):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A setting we changed, with the value it had when we first came."""
+    """A changed setting, with the value that it had before the first change."""
 
     before: str
     after: str
@@ -63,7 +63,7 @@ class Undone(msgspec.Struct, frozen=True):
     name: str
     change: Change
     found: str | None
-    """What it was set to before undoing; unless it is our value, the setting was changed externally since."""
+    """What it was set to before undoing; unless it is `change.after`, the setting was changed externally since."""
     error: str = ""
     """Why the old value could not be written."""
 
@@ -191,7 +191,7 @@ class Sysctls:
     def ensure(self, name: str, value: int | str, *, at_least: bool = False, effect: str = "") -> bool:
         """Make the setting have this value, now and at every `restore`; return whether that succeeded.
 
-        With `at_least`, a larger number is no problem where it cannot be written, or where it is found later. `effect` says
+        With `at_least`, a larger number is no problem where it cannot be written, or where it is found later. `effect` is
         what does not work otherwise.
         """
         with self._lock:
@@ -263,7 +263,7 @@ class Sysctls:
         return None
 
     def undo(self, keep: Collection[str] = (), *, dry_run: bool = False) -> list[Undone]:
-        """Put back every value on record that is still ours, but those to `keep`; what could not be written stays on record.
+        """Put back every value on record that was not changed externally since, but those to `keep`; what could not be written stays on record.
 
         A dry run changes nothing and returns what would be done.
         """

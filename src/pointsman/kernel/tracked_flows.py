@@ -232,7 +232,7 @@ def encode_selection(family: Family, query: FlowQuery) -> bytes:
     """Return the query as a filter for the kernel."""
     flags = _BY_PROTOCOL
     addresses, ports = b"", attributes.pack_u8(_NUMBER, query.protocol)
-    # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
+    # The kernel's filter by IPv6 address selects every address but the given one (seen on Linux 6.18).
     if query.destination is not None and family is Family.IPV4:
         flags |= _BY_DESTINATION
         addresses = attributes.pack_attribute(_find_address_attributes(family)[1], query.destination)

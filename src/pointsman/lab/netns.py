@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabUnavailable(PointsmanError):
-    """The process may not create network namespaces. The message says what to do."""
+    """The process may not create network namespaces. The message has the remedy."""
 
 
 def _call(name: str, *arguments: int) -> None:

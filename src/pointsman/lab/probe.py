@@ -168,7 +168,7 @@ WIRES: dict[str, type[Wire]] = {"TCP": Wire, "UDP": UdpWire}
 
 
 def open_socket(cluster: Cluster, probe: Probe, wire: Wire) -> socket.socket:
-    """Open the socket of a probe in the namespace of its host, bound where the probe says so."""
+    """Open the socket of a probe in the namespace of its host, bound to the source that the probe names."""
     family = socket.AF_INET6 if ":" in probe.address else socket.AF_INET
     with cluster[probe.host].entered():
         sock = wire.open(family)

@@ -1,7 +1,7 @@
 """Manifest text to objects, pure: YAML or JSON, several documents, List kinds.
 
 Kinds that are not used by a proxy are ignored and only counted, so that a directory may hold a whole application; one
-that looks like a misspelt kind of ours is rejected. Every problem names the file, the document, the object and the field.
+that looks like a misspelt known kind is rejected. Every problem names the file, the document, the object and the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_FINDINGS_PER_FILE = 200
 """A file may hold a million mistakes; the others are counted."""
 _MAX_IGNORED_KINDS = 50
 _MAX_NAME_CHARACTERS = 253
-"""What Kubernetes allows; admission refuses longer ones."""
+"""What Kubernetes allows; admission rejects longer ones."""
 _MAX_MESSAGE_CHARACTERS = 500
 _MIN_SIMILARITY = 0.85
 
@@ -164,7 +164,7 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
 
 
 def _ignore(parsed: Parsed, where: str, kind: str) -> None:
-    """Count an object of another kind, unless the kind is a misspelling of one of ours."""
+    """Count an object of another kind, unless the kind is a misspelling of a known kind."""
     close = find_similar(kind, _KINDS, likeness=_MIN_SIMILARITY)
     if not close:
         _count(parsed, kind)

@@ -100,8 +100,8 @@ class StaleFlowCleaner:
     def add_everything(self) -> bool:
         """Record every service port; return whether `run` has something to do.
 
-        For times after which other rules may have decided about packets: ours were removed externally for a while, or
-        those of another mode existed beside them.
+        For times after which other rules may have decided about packets: those of this mode were removed externally for a
+        while, or those of another mode existed beside them.
         """
         with self._lock:
             return self._record((name, PlanChange(None, plan)) for name, plan in self._plans.items())

@@ -143,7 +143,7 @@ class Reconciler:
         self._syncs = 0
 
     def build_successor(self) -> Reconciler:
-        """Return a reconciler that holds nothing but what the kernel may hold; it must be given every state."""
+        """Return a reconciler that has only the record of what the kernel may hold; its first sync must get every state."""
         successor = Reconciler(
             self.backend,
             plan=self._plan_service_port,

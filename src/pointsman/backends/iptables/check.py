@@ -156,16 +156,16 @@ def diff_tables(
     settings: Settings,
     fragments: Fragments,
     tables: Tables,
-    ask: Callable[[Jump], bool],
+    check: Callable[[Jump], bool],
     *,
     complete: bool = True,
 ) -> Iterator[Difference]:
-    """Yield every difference; `ask` decides about jumps in another spelling.
+    """Yield every difference; `check` decides about jumps in another spelling.
 
     Unless `complete`, these are the fragments of some service ports: rules of others are then no difference.
     """
     changes = find_table_changes(settings, fragments, tables)
-    yield from diff_jumps(static.JUMPS, tables, ask)
+    yield from diff_jumps(static.JUMPS, tables, check)
     for table in changes.frames:
         yield from _diff_frame(settings, table, tables[table])
     for chain in changes.shared:

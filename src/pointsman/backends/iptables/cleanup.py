@@ -1,6 +1,6 @@
 """Removes what iptables mode left in the tables, and its packet counters; on request also where kube-proxy made them.
 
-Both write the same chains and rules. Only ours puts a rule into the canary chains of nat and filter: that is the mark.
+Both write the same chains and rules. Only Pointsman puts a rule into the canary chains of nat and filter: that is the mark.
 Each table is cleaned in one restore, so there is never a jump into a missing chain. Chains that rules of other programs lead to
 are emptied and kept. The chain KUBE-FIREWALL is shared with the kubelet: it is removed only when there is no sign of a kubelet
 on this host and 127.0.0.0/8 is no longer routed, because until then it protects from neighbours (CVE-2020-8558).

@@ -107,7 +107,7 @@ def build_settings(context: NodeContext, facts: KernelFacts, *, localhost_node_p
 
 
 def list_frame_chains(table: str, settings: Settings) -> list[str]:
-    """Return the chains of a table that are ours and that no service writes to."""
+    """Return the chains of a table that this mode owns and that no service writes to."""
     if table == NAT:
         return [names.POSTROUTING, names.MARK_MASQUERADE, names.CANARY]
     guarded = [names.KUBELET_FIREWALL] if settings.localhost_node_ports else []

@@ -68,7 +68,7 @@ from pointsman.model.service import ServicePortName
 DRAIN_SECONDS = 24 * 3600.0
 _DRAIN_CHECK_SECONDS = 60.0
 _CHANGED_EXTERNALLY = frozenset((errno.EEXIST, errno.ESRCH, errno.ENOENT))
-"""Error numbers which say that the kernel does not hold what was last read."""
+"""Error numbers which mean that the kernel does not hold what was last read."""
 
 
 class IpvsSettings(msgspec.Struct, frozen=True):

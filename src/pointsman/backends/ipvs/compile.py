@@ -59,7 +59,7 @@ _CLOSEST = {
     Scheduler.SOURCE_HASH: MAGLEV,
     Scheduler.SOURCE_PORT_HASH: MAGLEV,
 }
-"""The IPVS scheduler that comes closest to each of ours."""
+"""The IPVS scheduler that comes closest to each scheduler of the annotation for all modes."""
 
 
 class Choice(NamedTuple):

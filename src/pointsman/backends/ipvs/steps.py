@@ -42,7 +42,7 @@ class KernelState:
         """None until they are written by this process."""
         self.missing_jumps: tuple[Jump, ...] = ()
         self.iptables_mode_serves = False
-        """The rules of iptables mode still lead to endpoints, until ours replace them."""
+        """The rules of iptables mode still lead to endpoints, until those of this mode replace them."""
         self.references: dict[str, int] = {}
         """How many rules match on each set."""
 
@@ -55,7 +55,7 @@ class NetlinkStep(msgspec.Struct, Generic[T], frozen=True):
     action: ClassVar[str]
     """For error messages, followed by the object."""
     ignored_errors: ClassVar[frozenset[int]] = frozenset()
-    """Error numbers which say that there is nothing left to do."""
+    """Error numbers which mean that there is nothing left to do."""
 
     def apply_to(self, state: KernelState, rejected: Container[object] = ()) -> None:
         """Update the state for what was sent, except for rejected items."""
@@ -223,7 +223,7 @@ def plan_steps(
 
     This is not one transaction, so the order carries the guarantees. Sets and rules come first, so that no packet of a new
     service is balanced without being masqueraded, then virtual servers with their real servers, then addresses; removals
-    follow all additions, in the reverse order. Only where the rules of iptables mode still serve, ours come last among the
+    follow all additions, in the reverse order. Only where the rules of iptables mode still serve, those of this mode come last among the
     additions.
     """
     extend, shrink = _plan_server_steps(desired, state, touched.get(SERVER, set()), excluded)

@@ -154,7 +154,7 @@ def format_deletion(
 
 
 class Jump(msgspec.Struct, frozen=True, gc=False):
-    """A rule in a built-in chain that leads to one of ours."""
+    """A rule in a built-in chain that leads to a chain of this proxy."""
 
     table: str
     source: str
@@ -183,9 +183,9 @@ class Jump(msgspec.Struct, frozen=True, gc=False):
         """Return whether the built-in chain holds this jump."""
         return any(map(self.is_rule, self._find_rules_to_target(chains)))
 
-    def exists_in(self, chains: Chains, ask: Callable[[Jump], bool]) -> bool:
-        """Return the same where another spelling leads to the target: then `ask`, which runs iptables, decides."""
-        return self.is_in(chains) or (any(self._find_rules_to_target(chains)) and ask(self))
+    def exists_in(self, chains: Chains, check: Callable[[Jump], bool]) -> bool:
+        """Return whether the built-in chain holds this jump in any spelling; `check`, which runs iptables, decides about others."""
+        return self.is_in(chains) or (any(self._find_rules_to_target(chains)) and check(self))
 
     def _find_rules_to_target(self, chains: Chains) -> list[str]:
         return [rule for rule in split_rules(chains.get(self.source, b"")) if f"-j {self.target}" in rule]

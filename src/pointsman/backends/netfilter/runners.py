@@ -66,11 +66,11 @@ def diff_rules(
 
 
 def diff_jumps(
-    jumps: Iterable[Jump], tables: Mapping[str, Chains], ask: Callable[[Jump], bool]
+    jumps: Iterable[Jump], tables: Mapping[str, Chains], check: Callable[[Jump], bool]
 ) -> Iterator[Difference]:
     """Yield the jumps that built-in chains lack."""
     for jump in jumps:
-        if not jump.exists_in(tables[jump.table], ask):
+        if not jump.exists_in(tables[jump.table], check):
             yield Difference(f"{jump.table} {jump.source}", f"-A {jump.line}")
 
 

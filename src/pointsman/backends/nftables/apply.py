@@ -104,11 +104,11 @@ class NftablesBackend(Backend):
     def prepare_comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> Comparison:
-        asked = plans_to_compare(request.plans, only, self._rejected)
+        compared = plans_to_compare(request.plans, only, self._rejected)
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._features.remove_unsupported(plan) for name, plan in asked.items()},
+            {name: self._features.remove_unsupported(plan) for name, plan in compared.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,

@@ -9,8 +9,8 @@
 | hash-(all of them)        | Services with a source hash                          | the slot is drawn by the client       |
 | udp-timeout-S-(all)       | Services with a timeout for their flows              | set it, goto the chain without it     |
 
-Two more are made where they are used, for Services that want connections to gone endpoints reset: `reset-chain` refuses
-at frontends without endpoints, `reset-known-chain` stays silent to new clients only (policy Local, none here).
+Two more are made where they are used, for Services that request `reset-gone`: `reset-chain` resets connections at frontends
+without endpoints, `reset-known-chain` drops the first packets of new ones (policy Local, no endpoint on this node).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Balancer(NamedTuple):
         return _format_name(self)
 
     def find_next(self) -> Balancer | None:
-        """Return the balancer that this one hands over to, if any."""
+        """Return the balancer that packets go to next, if any."""
         if self.timeout is not None:
             return self._replace(timeout=None)
         if self.flavour is Flavour.PLAIN or self.flavour.refuses:
@@ -93,7 +93,7 @@ RESET_KNOWN = Balancer(Flavour.RESET_KNOWN, node_port=False, size=0)
 
 
 def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
-    """Return the balancers with those of one endpoint more and one less, and all that these hand over to.
+    """Return the balancers with those of one endpoint more and one less, and all chains that these go to.
 
     A new rule makes the kernel validate the whole table again (9 ms with 10,000 services, against 1 ms for a new
     verdict element), so the chain a service moves to when it is scaled by one should be there already.
@@ -111,7 +111,7 @@ def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
 
 @functools.lru_cache(maxsize=4096)
 def list_needed(balancer: Balancer) -> tuple[Balancer, ...]:
-    """Return the balancer, and all that packets are handed over to."""
+    """Return the balancer, and all balancers that its packets go to."""
     further = balancer.find_next()
     return (balancer,) if further is None else (balancer, *list_needed(further))
 

@@ -264,7 +264,7 @@ class TableComparison:
 
 
 class DriftCheck:
-    """Finds changes by other programs; remembers the generation up to which the table is known to be ours."""
+    """Finds changes by other programs; stores the generation up to which no other program changed the table."""
 
     def __init__(self, commits: CommitLog) -> None:
         self._commits = commits
@@ -330,8 +330,8 @@ class DriftCheck:
             return OtherProxy.KUBE_PROXY
         if table.head.handle == self._handle:
             return None
-        ours = table.head.comment.startswith(COMMENT_PREFIX)
-        return OtherProxy.POINTSMAN if ours else OtherProxy.UNKNOWN
+        is_pointsman = table.head.comment.startswith(COMMENT_PREFIX)
+        return OtherProxy.POINTSMAN if is_pointsman else OtherProxy.UNKNOWN
 
 
 def compare_kernel(

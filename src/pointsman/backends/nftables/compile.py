@@ -180,7 +180,7 @@ def _build_node_port_guard(
     traits = find_traits(context.family)
     rules = [build_rule(c.match_source(cidr, traits), admitted) for cidr in frontend.source_ranges]
     if frontend.admits_any(context.node_ips):
-        # To one of its own addresses a node speaks from that very address.
+        # Packets of a node to one of its own addresses have that address as their source, too.
         rules.append(build_rule(c.SOURCE_IS_NODE, admitted, comment="the node itself"))
     return Chain(f"nodeport-ranges-{compute_digest(name)}", (*rules, build_rule(c.DROP_PACKET)), label)
 
@@ -190,7 +190,7 @@ def _pack_endpoints(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:
 
 
 def _merge_ranges(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges without overlap: the kernel refuses overlapping ones."""
+    """Return the ranges without overlap: the kernel rejects overlapping ones."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:

@@ -81,7 +81,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Elements that several service ports may contribute: present while any of them does."""
     pools: tuple[Pool, ...] = ()
     balancers: tuple[Balancer, ...] = ()
-    """Every balancer chain in use, those handed over to included."""
+    """Every balancer chain in use, with those that the chains go to."""
     chains: tuple[Chain, ...] = ()
     """Chains of this service port alone: for session affinity, and source ranges at its node port."""
     sets: tuple[SetSpec, ...] = ()

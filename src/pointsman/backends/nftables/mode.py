@@ -45,8 +45,8 @@ def _allows_localhost_node_ports(config: KubeProxyConfiguration) -> bool:
     return FeatureGates(config.feature_gates).enabled(LOOPBACK_GATE)
 
 
-def _explain_loopback_denial(asked: LoopbackNodePort) -> str:
-    if asked.allowed and asked.where.loopback_requested and asked.protocol is Protocol.TCP:
+def _find_loopback_denial(node_port: LoopbackNodePort) -> str:
+    if node_port.allowed and node_port.where.loopback_requested and node_port.protocol is Protocol.TCP:
         return ""
     return (
         f"nftables mode serves node ports on loopback only for TCP, with the feature gate {LOOPBACK_GATE} "
@@ -124,7 +124,7 @@ MODE = Mode(
         rejects_other_ports_of=frozenset((FrontendKind.CLUSTER_IP,)),
         drops_unallocated=True,
         usual_node_ports="the node's primary address",
-        loopback_denial=_explain_loopback_denial,
+        loopback_denial=_find_loopback_denial,
     ),
     localhost_node_ports=_allows_localhost_node_ports,
     migration=plan_migration,

@@ -40,7 +40,7 @@ class Checker(typing.Protocol):
 
 
 def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocket) -> list[str]:
-    """Return what is missing, each with the kernel option that brings it; raises KernelError when the kernel cannot say for now."""
+    """Return what is missing, each with the kernel option that brings it; raises KernelError on a temporary failure."""
     problems = find_version_problems(os.uname().release, os.environ)
     try:
         socket = open_socket()
@@ -65,14 +65,14 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
 
 
 def _find_fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
-    ours, scratch = encode.TABLE_NAME, encode.pack_table_name(_SCRATCH_TABLE)
+    usual, scratch = encode.TABLE_NAME, encode.pack_table_name(_SCRATCH_TABLE)
     # In a table of another name, existing objects do not matter.
     messages = [
-        message._replace(payload=message.payload.replace(ours, scratch, 1))
+        message._replace(payload=message.payload.replace(usual, scratch, 1))
         for message in Batch(traits, operations).encode()
     ]
     for fault in socket.check(messages):
-        refusal = KernelError(f"ask what nftables can do: {fault}", fault.errno)
+        refusal = KernelError(f"probe the features of nftables: {fault}", fault.errno)
         if refusal.is_temporary:
             raise refusal
         return fault

@@ -123,7 +123,7 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 
 def build_table_comment(*, counters: bool) -> str:
-    """Return the comment by which the table is recognised as ours and of this layout."""
+    """Return the comment by which Pointsman recognises a table of its own and of this layout."""
     return f"{COMMENT_PREFIX}layout {LAYOUT}{', counters' if counters else ''}"
 
 
