@@ -37,7 +37,7 @@ _NO_ROUTE = {
     errno.ENETUNREACH: "no route leads there",
     errno.EHOSTUNREACH: "the route is of type unreachable",
     errno.EACCES: "the route is of type prohibit",
-    errno.EINVAL: "the route is of type blackhole",
+    errno.EINVAL: "the route is a blackhole",
 }
 
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
