@@ -46,7 +46,9 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
     if target.address is None:
         keys = find_services(view, target)
         for key in keys:
-            ports += _explain_service(view, target, key, client, findings)
+            of_service, about_service = _explain_service(view, target, key, client)
+            ports += of_service
+            findings += about_service
         if len(keys) > 1 and target.namespace != EVERYWHERE:
             findings.append(build_warning(Code.AMBIGUOUS, service=target.service, services=tuple(keys)))
         found = bool(keys)
@@ -56,12 +58,13 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
             others = _find_other_claims(view, target.address, target)
             findings += itertools.islice(others, MAX_OTHER_CLAIMS)
         found = bool(ports)
-    if not found and not _explain_behind(view, target, client, ports, findings):
-        if target.address is None:
-            findings.append(_build_not_found(view, target))
+    if not found:
+        of_endpoint = _explain_endpoint(view, target, client)
+        if of_endpoint is not None:
+            ports += of_endpoint[0]
+            findings += of_endpoint[1]
         else:
-            findings += check_unserved(view, target)
-        findings += check_files(view)
+            findings += _explain_unknown(view, target)
     of_client = tuple(port for port in ports if port.family in families)
     if ports and not of_client:
         findings.append(build_error(Code.CLIENT_OF_OTHER_FAMILY, address=client, family=ports[0].family))
@@ -88,7 +91,7 @@ def find_concerned_services(plans: Mapping[ServicePortName, ServicePlan], target
                 for f in plan.frontends
             )
         }
-    return frozenset(found or {name.key for name in _find_behind(plans, target)})
+    return frozenset(found or {name.key for name in _find_endpoints(plans, target)})
 
 
 def find_concerned_addresses(family: FamilyView, target: Target, client: str) -> tuple[bytes, ...]:
@@ -122,6 +125,15 @@ def _list_services(view: View) -> set[str]:
     return {name.key for family in view.families for name in family.states} | view.service_findings.keys()
 
 
+def _explain_unknown(view: View, target: Target) -> Iterator[Finding]:
+    """Yield why the target is neither a Service, nor one of its addresses, nor an endpoint."""
+    if target.address is None:
+        yield _build_not_found(view, target)
+    else:
+        yield from check_unserved(view, target)
+    yield from check_files(view)
+
+
 def _build_not_found(view: View, target: Target) -> Finding:
     source = "proxy" if view.live else "manifests"
     if target.pod:
@@ -148,8 +160,11 @@ def _check_proxy(view: View) -> Iterator[Finding]:
 
 
 def _explain_service(
-    view: View, target: Target, key: str, client: str, findings: list[Finding]
-) -> Iterator[ServicePortReport]:
+    view: View, target: Target, key: str, client: str
+) -> tuple[list[ServicePortReport], list[Finding]]:
+    """Return the ports of one Service that the target means, and findings about the Service as a whole."""
+    ports: list[ServicePortReport] = []
+    findings: list[Finding] = []
     found = False
     others: set[str] = set()
     for family in view.families:
@@ -164,12 +179,13 @@ def _explain_service(
                 conflict = find_conflict(family, name)
                 findings.append(conflict.about(refer_to(key, name.port)))
             else:
-                yield explain_plan(view, family, plan, plan.frontends, client)
+                ports.append(explain_plan(view, family, plan, plan.frontends, client))
     findings += check_objects(view, key, served=found or bool(others))
     if others and not found:
         findings.append(
             build_error(Code.NO_SUCH_PORT, service=key, port=repr(target.port), ports=tuple(sorted(others)))
         )
+    return ports, findings
 
 
 def _matches_port(name: ServicePortName, number: int, target: Target) -> bool:
@@ -220,15 +236,15 @@ def _matches_frontend(
     return frontend.address == target.address
 
 
-def _explain_behind(
-    view: View, target: Target, client: str, ports: list[ServicePortReport], findings: list[Finding]
-) -> bool:
-    """Answer a question about an endpoint; False when it is about none."""
-    known = False
+def _explain_endpoint(
+    view: View, target: Target, client: str
+) -> tuple[list[ServicePortReport], list[Finding]] | None:
+    """Return the service ports that have the endpoint, and how each uses it; None when the target is no endpoint."""
+    ports: list[ServicePortReport] = []
+    findings: list[Finding] = []
     others: dict[ServicePortName, tuple[Endpoint, ...]] = {}
     for family in view.families:
-        for name, endpoints in _find_behind(family.plans, target).items():
-            known = True
+        for name, endpoints in _find_endpoints(family.plans, target).items():
             asked = [endpoint for endpoint in endpoints if _matches_endpoint_port(endpoint, name, target)]
             if not asked:
                 others[name] = endpoints
@@ -241,13 +257,13 @@ def _explain_behind(
         findings.append(
             build_error(Code.WRONG_ENDPOINT_PORT, ports=at, port=target.port or str(target.number))
         )
-    return known
+    return (ports, findings) if ports or others else None
 
 
-def _find_behind(
+def _find_endpoints(
     plans: Mapping[ServicePortName, ServicePlan], target: Target
 ) -> dict[ServicePortName, tuple[Endpoint, ...]]:
-    """Return every service port that has the endpoint asked about, sorted; its port is not compared."""
+    """Return the endpoints that the target means, by service port in order; their ports are not compared."""
     found = {
         name: endpoints
         for name, plan in plans.items()
