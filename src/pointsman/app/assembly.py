@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -286,17 +286,27 @@ def _freeze_heap() -> CleanupResult:
     return CleanupResult.NOTHING
 
 
+class _Connected(NamedTuple):
+    """The ways to the API server, or the manifests in its place."""
+
+    source: EventSource
+    recorder: Recorder
+    client: ApiClient | None = None
+    reviewer: ApiClient | None = None
+    """For reviews of the clients of the metrics port."""
+
+
 @contextlib.asynccontextmanager
 async def _connect(
     options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
-) -> AsyncIterator[tuple[EventSource, Recorder, ApiClient | None, ApiClient | None]]:
-    """Yield the source of objects, the recorder of events, the client, and that for reviews of those who read metrics."""
+) -> AsyncIterator[_Connected]:
+    """Open the connections of one proxy, and close them in the end."""
     if options.manifests is not None:
         from pointsman.source.manifests import ManifestSource
 
         recorder = Recorder()
         report = FindingReport(metrics, recorder)
-        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), recorder, None, None
+        yield _Connected(ManifestSource(options.manifests, node_name=node_name, on_finding=report), recorder)
         return
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
@@ -320,7 +330,7 @@ async def _connect(
     )
     sending = asyncio.create_task(events.run())
     try:
-        yield source, events, client, reviewer
+        yield _Connected(source, events, client, reviewer)
     finally:
         await events.flush(_EVENTS_TIMEOUT_SECONDS)
         sending.cancel()

@@ -6,6 +6,14 @@ Promises:
 - Closing a proxy leaves every rule in the kernel; the next one takes over without a gap.
 - Views (`inspector`, `/healthz`, `/metrics`) never wait for a worker thread that hangs.
 
+Modules, in the order of an event:
+- `objects` passes what a source delivers to the trackers and to `state`; `start` delays the first sync until the lists are complete.
+- `family` has tracker, sync loop and backend of one IP family; `proxy` connects the families with all others.
+- Listeners of syncs: `reporter`, `health`, `history` (with `service_changes`), `health_check_ports`, `cleanup`, `loopback_node_ports`.
+- Beside the syncs: `host_checks` (with `host_conditions` and `endpoint_groups`), `datapath_probe`, `share_adjuster`,
+  `service_metrics`, `traffic_sampler`, `node_status`.
+- Views: `inspector`, and `watches` for the state of the source.
+
 Invariants: everything here lives in the event loop, except what a `FamilyProxy` runs on its worker thread and `cleanup` on its
 background threads; values that cross over are immutable. `ProxyHealth.on_worker_busy` and `on_worker_idle` are the exception.
 
