@@ -54,7 +54,7 @@ from pointsman.node.traffic_sampler import TrafficSampler
 from pointsman.node.watches import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
-from pointsman.serve.connections import Connections, ErrorLog, HttpError
+from pointsman.serve.connections import Connections, ErrorLog, ServingError
 from pointsman.source.api import ApiSource
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
@@ -277,7 +277,7 @@ def _build_metrics(mode: Mode, reloads: ReloadRecord, sysctls: Sysctls) -> Metri
 
 
 def _count_http_errors(metrics: Metrics) -> ErrorLog:
-    counters = {kind: metrics.served.errors.labels(reason=kind.value) for kind in HttpError}
+    counters = {kind: metrics.served.errors.labels(reason=kind.value) for kind in ServingError}
     return ErrorLog(lambda kind: counters[kind].inc())
 
 

@@ -39,7 +39,7 @@ SYNCING, LISTENING = "SyncProxyRules", "Listen"
 """Actions of events, as kube-proxy names them."""
 
 
-class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class EventObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The object an event is about."""
 
     kind: str
@@ -49,16 +49,16 @@ class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     api_version: str = "v1"
 
 
-def refer_to_node(name: str) -> ObjectReference:
+def refer_to_node(name: str) -> EventObject:
     """Return the reference to the own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
-    return ObjectReference("Node", name, uid=name)
+    return EventObject("Node", name, uid=name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
     """What makes two events the same; the note may differ."""
 
-    regarding: ObjectReference
+    regarding: EventObject
     reason: str
     action: str
     type: str
@@ -117,11 +117,11 @@ class EventRecorder(Recorder):
 
     def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
         namespace, _, name = key.rpartition("/")
-        self.record(ObjectReference("Service", name, namespace), reason, note, warning=True, action=action)
+        self.record(EventObject("Service", name, namespace), reason, note, warning=True, action=action)
 
     def record(
         self,
-        regarding: ObjectReference,
+        regarding: EventObject,
         reason: str,
         note: str,
         *,

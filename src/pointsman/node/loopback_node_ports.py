@@ -40,7 +40,8 @@ _MAX_CONNECTIONS = 1024
 _LOG_INTERVAL_SECONDS = 60.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
-Target = tuple[str, int]
+EndpointPlace = tuple[str, int]
+"""Address and port to connect to."""
 
 _log = get_log(__name__)
 
@@ -54,7 +55,7 @@ class LoopbackPort(msgspec.Struct, frozen=True):
     """A node port on loopback and its endpoints."""
 
     port: int
-    targets: tuple[Target, ...]
+    targets: tuple[EndpointPlace, ...]
     affinity_seconds: int = 0
 
 
@@ -85,7 +86,7 @@ class Balancer:
 
     def __init__(self, wanted: LoopbackPort) -> None:
         self._port = wanted
-        self._kept: Target | None = None
+        self._kept: EndpointPlace | None = None
         self._last_use = 0.0
 
     def follow(self, wanted: LoopbackPort) -> None:
@@ -93,7 +94,7 @@ class Balancer:
             self._kept = None
         self._port = wanted
 
-    def choose(self, now: float) -> Target:
+    def choose(self, now: float) -> EndpointPlace:
         """Return a random endpoint or, with session affinity, the last one until it was not used for the timeout."""
         port = self._port
         kept = self._kept

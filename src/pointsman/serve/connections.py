@@ -40,7 +40,7 @@ _THROTTLE_SECONDS: Final = 0.002
 _log = get_log(__name__)
 
 
-class HttpError(enum.Enum):
+class ServingError(enum.Enum):
     """What can go wrong at a served port; the value is the label of its metric."""
 
     EVICTED = "evicted"
@@ -51,11 +51,11 @@ class HttpError(enum.Enum):
 
 
 _MESSAGES: Final = {
-    HttpError.EVICTED: "Too many connections or unread responses, closing the oldest",
-    HttpError.REFUSED: "Too many busy connections, refusing new ones",
-    HttpError.MALFORMED: "Malformed requests",
-    HttpError.ACCEPT_FAILED: "Cannot accept connections",
-    HttpError.HANDLER_FAILED: "Internal error while answering a request",
+    ServingError.EVICTED: "Too many connections or unread responses, closing the oldest",
+    ServingError.REFUSED: "Too many busy connections, refusing new ones",
+    ServingError.MALFORMED: "Malformed requests",
+    ServingError.ACCEPT_FAILED: "Cannot accept connections",
+    ServingError.HANDLER_FAILED: "Internal error while answering a request",
 }
 
 
@@ -64,14 +64,14 @@ class ErrorLog:
 
     def __init__(
         self,
-        count: Callable[[HttpError], None] = lambda _kind: None,
+        count: Callable[[ServingError], None] = lambda _kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count, self._clock = count, clock
-        self._unlogged: Counter[HttpError] = Counter()
-        self._logged_at: dict[HttpError, float] = {}
+        self._unlogged: Counter[ServingError] = Counter()
+        self._logged_at: dict[ServingError, float] = {}
 
-    def report(self, kind: HttpError, error: BaseException | None = None, **details: object) -> None:
+    def report(self, kind: ServingError, error: BaseException | None = None, **details: object) -> None:
         self._count(kind)
         self._unlogged[kind] += 1
         now = self._clock()
@@ -79,7 +79,7 @@ class ErrorLog:
             return
         self._logged_at[kind] = now
         details = {"times": self._unlogged.pop(kind), **details}
-        if kind is HttpError.HANDLER_FAILED and error is not None:
+        if kind is ServingError.HANDLER_FAILED and error is not None:
             _log.exception(_MESSAGES[kind], err=error, **details)
         else:
             _log.warning(_MESSAGES[kind], **({"err": error} if error is not None else {}), **details)
@@ -135,7 +135,7 @@ class Connections:
         """Count a new connection, closing another if need be; False when all others are busy."""
         group = self._local if is_local else self._remote
         if len(group) >= group.limit and not self._evict(group):
-            self.errors.report(HttpError.REFUSED, client=client)
+            self.errors.report(ServingError.REFUSED, client=client)
             return False
         group.idle[connection] = self._clock()
         self._group_of[connection] = group
@@ -196,7 +196,7 @@ class Connections:
 
     def _close(self, connection: Closable) -> None:
         self.remove(connection)
-        self.errors.report(HttpError.EVICTED)
+        self.errors.report(ServingError.EVICTED)
         connection.abort()
 
 

@@ -22,7 +22,7 @@ import h11
 import msgspec
 
 from pointsman.model.addresses import address_from_text
-from pointsman.serve.connections import Connections, HttpError
+from pointsman.serve.connections import Connections, ServingError
 from pointsman.serve.messages import (
     Client,
     ClientCertificate,
@@ -173,7 +173,7 @@ class Connection:
                 certificate = await self._stream.handshake()
         except OSError as error:
             if not isinstance(error, ConnectionError | TimeoutError):
-                self._connections.errors.report(HttpError.MALFORMED, error, client=self._client.text)
+                self._connections.errors.report(ServingError.MALFORMED, error, client=self._client.text)
             raise
         self._client = msgspec.structs.replace(self._client, certificate=certificate)
 
@@ -222,7 +222,7 @@ class Connection:
         try:
             return self._prepare(await self._handler(request))
         except Exception as error:  # noqa: BLE001  whatever fails, the client gets a response and the log a traceback
-            self._connections.errors.report(HttpError.HANDLER_FAILED, error)
+            self._connections.errors.report(ServingError.HANDLER_FAILED, error)
             return self._prepare(text_response("internal error\n", 500))
         finally:
             self._loop.remove_reader(self._sock)
@@ -238,7 +238,7 @@ class Connection:
 
     async def _refuse(self, status: int) -> None:
         """Send a last response and discard what else the client sends."""
-        self._connections.errors.report(HttpError.MALFORMED, client=self._client.text)
+        self._connections.errors.report(ServingError.MALFORMED, client=self._client.text)
         self._last = True
         await self._send(*self._prepare(text_response(f"{_find_phrase(status)}\n", status)))
         self._sock.shutdown(socket.SHUT_WR)
@@ -355,7 +355,7 @@ class HttpServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._connections.errors.report(HttpError.ACCEPT_FAILED, error)
+                self._connections.errors.report(ServingError.ACCEPT_FAILED, error)
                 self._connections.evict_remote()
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._resume, listening)

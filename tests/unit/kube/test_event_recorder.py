@@ -13,7 +13,7 @@ from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.client import ApiClient
-from pointsman.kube.event_recorder import EventRecorder, ObjectReference, refer_to_node
+from pointsman.kube.event_recorder import EventObject, EventRecorder, refer_to_node
 
 pytestmark = pytest.mark.usefixtures("protocol")
 
@@ -41,7 +41,7 @@ async def test_event_carries_what_kubectl_shows() -> None:
     async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
         recorder.record(NODE, "Starting", "")
         recorder.record(
-            ObjectReference("Service", "web", "shop", "u-1"),
+            EventObject("Service", "web", "shop", "u-1"),
             "FailedToStartServiceHealthcheck",
             "node n1 failed to listen",
             warning=True,

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from pointsman.serve.connections import LOG_INTERVAL_SECONDS, Connections, ErrorLog, HttpError
+from pointsman.serve.connections import LOG_INTERVAL_SECONDS, Connections, ErrorLog, ServingError
 
 
 class FakeConnection:
@@ -41,14 +41,14 @@ def test_the_connection_that_is_idle_for_longest_goes_first() -> None:
 
 
 def test_busy_connections_are_kept_and_new_ones_refused_when_all_are_busy() -> None:
-    seen: list[HttpError] = []
+    seen: list[ServingError] = []
     connections = Connections(ErrorLog(seen.append), max_remote=2)
     made = admit(connections, 2)
     for one in made:
         connections.mark_busy(one)
     assert admit(connections, 1) == []
     assert aborted(made) == []
-    assert seen == [HttpError.REFUSED]
+    assert seen == [ServingError.REFUSED]
     connections.remove(made[0])
     assert len(admit(connections, 1)) == 1
 
@@ -99,13 +99,13 @@ def test_unread_responses_of_remote_clients_do_not_count_for_clients_on_this_nod
 
 
 def test_each_error_is_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    now, seen = [0.0], list[HttpError]()
+    now, seen = [0.0], list[ServingError]()
     errors = ErrorLog(seen.append, lambda: now[0])
     for _ in range(1000):
-        errors.report(HttpError.MALFORMED, client="192.0.2.1")
-    errors.report(HttpError.EVICTED)
+        errors.report(ServingError.MALFORMED, client="192.0.2.1")
+    errors.report(ServingError.EVICTED)
     now[0] = LOG_INTERVAL_SECONDS
-    errors.report(HttpError.MALFORMED, client="192.0.2.2")
+    errors.report(ServingError.MALFORMED, client="192.0.2.2")
     assert len(seen) == 1002
     fields = [record.__dict__["fields"] for record in caplog.records]
     assert fields == [

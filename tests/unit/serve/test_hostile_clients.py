@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.harness.waiting import async_wait_until
 from tests.unit.serve.client import Client, asking, connected, echo, statuses, talking
 
-from pointsman.serve.connections import Connections, ErrorLog, HttpError
+from pointsman.serve.connections import Connections, ErrorLog, ServingError
 from pointsman.serve.listeners import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.server import MAX_BODY_BYTES, MAX_HEAD_BYTES
@@ -21,9 +21,9 @@ from pointsman.serve.server import MAX_BODY_BYTES, MAX_HEAD_BYTES
 CHUNKED = b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[HttpError]]:
+async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[ServingError]]:
     """The answer to a client that sends until it is answered."""
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with talking(connections=Connections(ErrorLog(errors.append))) as client:
 
         async def talk() -> None:
@@ -54,7 +54,7 @@ async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[HttpErr
 async def test_a_client_that_sends_without_end_is_refused_with_a_reason(
     first: bytes, again: bytes, status: int
 ) -> None:
-    assert await endlessly(first, again) == ([status], [HttpError.MALFORMED])
+    assert await endlessly(first, again) == ([status], [ServingError.MALFORMED])
 
 
 async def test_a_client_that_goes_on_after_that_is_cut_off() -> None:
@@ -91,13 +91,13 @@ async def test_what_is_just_not_too_long_is_answered() -> None:
     ],
 )
 async def test_what_is_no_request_is_refused_and_the_connection_ended(sent: bytes, status: int) -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with talking(connections=Connections(ErrorLog(errors.append))) as client:
         await client.send(asking("/first") + sent)
         received = await client.read_all()
     assert statuses(received) == [200, status]
     assert b"Connection: close\r\n" in received
-    assert errors == [HttpError.MALFORMED]
+    assert errors == [ServingError.MALFORMED]
 
 
 class _Tracebacks(logging.Handler):
@@ -206,7 +206,7 @@ async def hasty_clients(count: int, handler: Handler, connections: Connections) 
 
 
 async def test_remote_clients_that_ask_without_a_pause_keep_no_other_out() -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     connections = Connections(ErrorLog(errors.append), max_remote=8)
     generous = Generous(100)
     async with hasty_clients(8, generous.answer, connections):
@@ -215,7 +215,7 @@ async def test_remote_clients_that_ask_without_a_pause_keep_no_other_out() -> No
             async with connected(echo, connections, is_local=False) as other:
                 await other.send(asking("/", "Connection: close"))
                 assert statuses(await other.read_all()) == [200]
-    assert errors == [HttpError.EVICTED] * len(errors)
+    assert errors == [ServingError.EVICTED] * len(errors)
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from tests.harness.waiting import async_wait_until
 
-from pointsman.serve.connections import Connections, ErrorLog, HttpError
+from pointsman.serve.connections import Connections, ErrorLog, ServingError
 from pointsman.serve.listeners import BindFailed, Listener, open_socket, parse_bind_address
 from pointsman.serve.messages import Request, Response, route, text_response, with_deadline
 from pointsman.serve.server import HttpServer
@@ -202,7 +202,7 @@ async def test_a_new_connection_is_refused_while_all_others_are_busy() -> None:
         await going_on.wait()
         return text_response("slow")
 
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     listener = Listener("test", slow, connections=Connections(ErrorLog(errors.append), max_local=1))
     await listener.start("127.0.0.1:0")
     host, port = listener.addresses[0]
@@ -212,12 +212,12 @@ async def test_a_new_connection_is_refused_while_all_others_are_busy() -> None:
         await get(host, port)
     going_on.set()
     assert await first == (200, "slow")
-    assert HttpError.REFUSED in errors
+    assert ServingError.REFUSED in errors
     await listener.stop()
 
 
 async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     listener = Listener("test", HANDLER, connections=Connections(ErrorLog(errors.append)))
     await listener.start("127.0.0.1:0")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -226,7 +226,7 @@ async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogC
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
         try:
             await asyncio.get_running_loop().sock_connect(client, listener.addresses[0])
-            await async_wait_until(lambda: errors.count(HttpError.ACCEPT_FAILED) >= 2)
+            await async_wait_until(lambda: errors.count(ServingError.ACCEPT_FAILED) >= 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         client.send(b"GET /hello HTTP/1.0\r\n\r\n")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.serve.client import Client, asking, echo, statuses, talking, undated
 
-from pointsman.serve.connections import Closable, Connections, ErrorLog, HttpError
+from pointsman.serve.connections import Closable, Connections, ErrorLog, ServingError
 from pointsman.serve.listeners import open_socket
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.server import HttpServer, format_http_date
@@ -183,7 +183,7 @@ async def test_a_client_that_has_said_all_still_hears_every_answer() -> None:
     "sent", [b"", b"GET / HT", b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"]
 )
 async def test_a_client_that_leaves_in_the_middle_is_no_error(sent: bytes) -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with talking(connections=Connections(ErrorLog(errors.append))) as client:
         await client.send(sent)
         client.sock.shutdown(socket.SHUT_WR)
@@ -199,11 +199,11 @@ async def test_an_error_of_ours_is_answered_and_the_connection_goes_on() -> None
             raise ZeroDivisionError
         return await echo(request)
 
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with talking(broken, Connections(ErrorLog(errors.append))) as client:
         await client.send(asking("/error") + asking("/header") + LAST)
         assert statuses(await client.read_all()) == [500, 500, 200]
-    assert errors == [HttpError.HANDLER_FAILED] * 2
+    assert errors == [ServingError.HANDLER_FAILED] * 2
 
 
 async def test_a_handler_that_is_cancelled_ends_its_connection() -> None:
@@ -236,7 +236,7 @@ async def test_the_answer_for_a_lost_client_is_given_up() -> None:
             given_up.set()
         return text_response("never")
 
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     connections = Counted(ErrorLog(errors.append))
     server = HttpServer(endless, connections)
     server.serve([open_socket("127.0.0.1", 0)])

@@ -13,7 +13,7 @@ import pytest
 from tests.fake.certificates import make_certificates, make_client_certificate
 from tests.harness.waiting import async_wait_until
 
-from pointsman.serve.connections import Connections, ErrorLog, HttpError
+from pointsman.serve.connections import Connections, ErrorLog, ServingError
 from pointsman.serve.listeners import BindFailed, Listener
 from pointsman.serve.messages import Request, Response, route, text_response
 from pointsman.serve.tls import ServerTls
@@ -101,14 +101,14 @@ async def test_a_self_signed_certificate_is_valid_for_the_name_of_the_node() -> 
 
 
 async def test_a_client_certificate_identifies_a_user(pki: Path) -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with listening(make_tls(pki, client_ca=True), Connections(ErrorLog(errors.append))) as port:
         assert await get(port, "/whoami", trusting(pki, "scraper")) == "scraper ('monitoring', 'readers')"
         assert await get(port, "/whoami", trusting(pki)) == "anonymous"
         assert errors == []
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await get(port, "/whoami", trusting(pki, "unknown"))
-        assert errors == [HttpError.MALFORMED]
+        assert errors == [ServingError.MALFORMED]
 
 
 async def test_a_replaced_certificate_is_served_to_new_connections_and_old_ones_end(pki: Path) -> None:
@@ -179,7 +179,7 @@ async def test_plain_http_is_told_what_the_port_speaks(pki: Path) -> None:
 
 
 async def test_a_client_that_only_connects_is_no_error(pki: Path) -> None:
-    errors: list[HttpError] = []
+    errors: list[ServingError] = []
     async with listening(make_tls(pki), Connections(ErrorLog(errors.append))) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write_eof()
