@@ -56,7 +56,7 @@ class Gone(KubeError):
 
 
 class Throttled(KubeError):
-    """The server asks to wait `retry_after` seconds."""
+    """The server requires a pause of `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message, 429)

@@ -36,7 +36,7 @@ def reject_two_sources(made: argparse.ArgumentParser, given: argparse.Namespace)
 
 
 def read_cluster(command: str, given: argparse.Namespace) -> Cluster:
-    """Return what `add_cluster_source` asks for. Raises ConfigError."""
+    """Return the cluster that the arguments of `add_cluster_source` select. Raises ConfigError."""
     from pointsman.simulate.cluster import build_cluster
 
     if given.manifests is not None:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def create_question_parser(name: str, about: str) -> argparse.ArgumentParser:
-    """Return the parser of a command that asks the running proxy and takes no other arguments."""
+    """Return the parser of a command about the running proxy that takes no other arguments."""
     made = create_parser(name, about)
     add_output(made)
     add_live(made)

@@ -37,7 +37,7 @@ _TONES = {State.DOWN: Tone.BAD, State.PARTIAL: Tone.WARNING, State.HEALTHY: Tone
 
 
 class Request(enum.Enum):
-    """What a key asks the caller for."""
+    """Action that a key requests from the caller."""
 
     QUIT = "quit"
     EXPLAIN = "explain"

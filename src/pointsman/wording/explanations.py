@@ -147,7 +147,7 @@ MESSAGES: Mapping[Code, Template] = {
     ),
     Code.FOREIGN_MAY_DROP: _render_foreign("drop", "drops"),
     Code.FORWARDING_OFF: (
-        "{setting} is 0: this node forwards no {family} packets, so none get from {clients} to {endpoints}"
+        "{setting} is 0: this node forwards no {family} packets, so none reach {endpoints} from {clients}"
     ),
     Code.INTERFACE_NOT_FORWARDING: (
         "packets that arrive on {interfaces} are not forwarded (forwarding of that interface is 0)"
